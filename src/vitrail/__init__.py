@@ -1,0 +1,42 @@
+"""Vitrail: Vision Transformers as in "An Image is Worth 16x16 Words", as software.
+
+The public names below are loaded on first use, so that `import vitrail` is free.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it
+_PUBLIC = {
+    "create_model": "vitrail.model.variants",
+    "list_models": "vitrail.model.variants",
+    "load_model": "vitrail.weights.load",
+    "save_model": "vitrail.weights.store",
+    "convert": "vitrail.weights.convert",
+    "Card": "vitrail.weights.card",
+    "open_source": "vitrail.data.source",
+    "train": "vitrail.train.loop",
+    "finetune": "vitrail.train.finetune",
+    "sweep": "vitrail.train.sweep",
+    "evaluate": "vitrail.evaluate.classify",
+    "fewshot": "vitrail.evaluate.fewshot",
+    "inspect": "vitrail.inspect.report",
+    "predict": "vitrail.ship.predict",
+    "export": "vitrail.ship.export",
+    "reproduce": "vitrail.study.reproduce",
+}
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

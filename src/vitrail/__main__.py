@@ -1,0 +1,5 @@
+import sys
+
+from vitrail.cli import main
+
+sys.exit(main())
