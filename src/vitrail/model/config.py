@@ -1,0 +1,239 @@
+"""What a Vision Transformer is made of, as one frozen record; its fields are the public vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from vitrail.errors import UsageError, nearest
+
+__all__ = ["POSITION_RESAMPLING", "ResNetStem", "ViTConfig", "pair"]
+
+Pool = Literal["token", "gap", "map", "token+gap", "unpooled"]
+Position = Literal["none", "learned", "learned2d", "relative", "sincos2d"]
+PositionAt = Literal["stem", "every", "shared"]
+Activation = Literal["gelu_tanh", "gelu", "quick_gelu", "silu", "relu"]
+Mlp = Literal["plain", "swiglu"]
+
+# name -> what it does to the grid of positions; the first is the paper's and big_vision's
+POSITION_RESAMPLING = (
+    "bilinear",  # corners aligned: equal to scipy.ndimage.zoom(order=1)
+    "bilinear_unaligned",  # half-pixel centres: timm reading .npz files
+    "bicubic",  # half-pixel centres: transformers, MAE
+    "bicubic_antialias",  # timm, DINOv2 with registers
+    "bicubic_aligned",  # torchvision
+    "bicubic_offset",  # DINOv2 without registers: the scale is (new + 0.1) / old
+)
+
+
+def pair(value: Any, what: str) -> tuple[int, int]:
+    """An int or (rows, columns) -> (rows, columns), both positive."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    if len(both) != 2 or not all(isinstance(side, int) and side > 0 for side in both):
+        raise UsageError(f"{what}={value!r} is not a positive size.", hint=f"{what}=224 or {what}=(224, 160)")
+    return both
+
+
+@dataclass(frozen=True)
+class ResNetStem:
+    """The convolutional stem of a hybrid (section 3.1): a BiT ResNet cut after its last stage.
+
+    layers        units of each stage; () is the root alone
+    width         channels of the root; stage s has units of width * 2**s (output four times that)
+    root          "standard": 7x7 stride 2 and a 3x3 max-pool; "small": 3x3 stride 1, no pool (images of 32 to 64 pixels)
+    padding       "same": TensorFlow's, asymmetric at stride 2 (the paper's code); "fixed": symmetric
+    norm_eps      epsilon of the group norms
+    conv_eps      epsilon of the weight standardisation
+    conv_eps_in   True: w / sqrt(var + eps) (timm, BiT); False: w / (std + eps) (the paper's code)
+    """
+
+    layers: tuple[int, ...] = (3, 4, 9)
+    width: int = 64
+    root: Literal["standard", "small"] = "standard"
+    padding: Literal["same", "fixed"] = "same"
+    norm_eps: float = 1e-6
+    conv_eps: float = 1e-5
+    conv_eps_in: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    @property
+    def stride(self) -> int:
+        return (4 if self.root == "standard" else 1) * 2 ** max(0, len(self.layers) - 1)
+
+    @property
+    def out_channels(self) -> int:
+        return 4 * self.width * 2 ** (len(self.layers) - 1) if self.layers else self.width
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """A Vision Transformer. The defaults are ViT-B/16 as the paper fine-tunes it.
+
+    Shape
+      width, depth, heads, mlp_width   D, L, k and the hidden width of the MLP (table 1)
+      patch_size, image_size           (rows, columns) in pixels; an int means a square
+      channels, classes                input channels; outputs of the head (0: no head, tokens come out)
+      stem                             a ResNetStem makes it a hybrid; patches are then cut from its feature map
+    Tokens
+      class_token                      None: present unless pool is "gap" or "map"
+      registers                        extra learned tokens after the class token, without position, dropped at the end
+      distilled                        a second class token with its own head (DeiT)
+      norm_pre                         LayerNorm before the first block (CLIP)
+      patch_bias                       bias of the patch projection
+    Positions
+      position, position_at            the kind, and where it is added (appendix D.4)
+      position_class                   the class (and distillation) token has its own row in the table
+      position_registers               the registers too (timm without no_embed_class)
+      position_resample                how a table goes to another grid, one of POSITION_RESAMPLING
+    Blocks
+      qkv_bias, dense_bias             biases of the q, k, v projections; of all other dense layers of a block
+      activation, mlp                  GELU kind; "swiglu" gates (fc1 holds gate and value, 2 * mlp_width rows)
+      eps                              epsilon of every LayerNorm
+      qk_norm, layer_scale             LayerNorm on q and k of every head; initial value of LayerScale (None: off)
+      dropout                          rate after every dense layer but q, k, v, and after the positions (B.1)
+      drop_path, drop_path_uniform     stochastic depth: 0 in the first block to this rate in the last, or everywhere
+    Head
+      pool                             "token", "gap" (mean of patch tokens), "map" (attention), "token+gap"
+                                       (both, concatenated: DINOv2), "unpooled" (logits for every token)
+      pool_prefix                      "gap" and "map" also read the class token and the registers
+      final_norm, fc_norm              LayerNorm on all tokens (eq. 4); LayerNorm after pooling
+      representation                   width of the tanh layer of the pre-training head (D.3)
+      head_bias, head_bias_init        the head's bias and its initial value (-10 for the paper's sigmoid loss)
+    """
+
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    patch_size: tuple[int, int] = (16, 16)
+    image_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    stem: ResNetStem | None = None
+
+    class_token: bool | None = None
+    registers: int = 0
+    distilled: bool = False
+    norm_pre: bool = False
+    patch_bias: bool = True
+
+    position: Position = "learned"
+    position_at: PositionAt = "stem"
+    position_class: bool = True
+    position_registers: bool = False
+    position_resample: str = "bilinear"
+
+    qkv_bias: bool = True
+    dense_bias: bool = True
+    activation: Activation = "gelu_tanh"
+    mlp: Mlp = "plain"
+    eps: float = 1e-6
+    qk_norm: bool = False
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    drop_path_uniform: bool = False
+
+    pool: Pool = "token"
+    pool_prefix: bool = False
+    final_norm: bool = True
+    fc_norm: bool = False
+    representation: int | None = None
+    head_bias: bool = True
+    head_bias_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        settle = lambda name, value: object.__setattr__(self, name, value)
+        settle("patch_size", pair(self.patch_size, "patch_size"))
+        settle("image_size", pair(self.image_size, "image_size"))
+        if self.class_token is None:
+            settle("class_token", self.pool not in ("gap", "map"))
+        if isinstance(self.stem, dict):
+            settle("stem", ResNetStem(**self.stem))
+        self._check_choices()
+        self._check_shapes()
+
+    def _check_choices(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "pool": get_args(Pool),
+            "position": get_args(Position),
+            "position_at": get_args(PositionAt),
+            "activation": get_args(Activation),
+            "mlp": get_args(Mlp),
+            "position_resample": POSITION_RESAMPLING,
+        }
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise UsageError(f"{name}={value!r} is not known{nearest(str(value), known)}.", hint=f"one of: {', '.join(known)}")
+
+    def _check_shapes(self) -> None:
+        for name in ("width", "depth", "heads", "mlp_width", "channels"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.classes < 0 or self.registers < 0:
+            raise UsageError(f"classes={self.classes} and registers={self.registers} cannot be negative.")
+        if self.width % self.heads:
+            raise UsageError(f"width={self.width} does not divide into heads={self.heads} equal heads.")
+        for name in ("dropout", "drop_path"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise UsageError(f"{name}={getattr(self, name)} is not a rate in [0, 1).")
+        if self.pool in ("token", "token+gap") and not self.class_token:
+            raise UsageError(f"pool={self.pool!r} reads the class token, but class_token is False.", hint="pool='gap' needs none")
+        if self.distilled and (self.pool != "token" or self.representation):
+            raise UsageError("distilled=True goes with pool='token' and no representation layer.")
+        if self.position in ("none", "relative") and self.position_at != "stem":
+            raise UsageError(f"position={self.position!r} has nothing to add, so position_at={self.position_at!r} means nothing.")
+        if self.position == "learned2d" and self.width % 2:
+            raise UsageError(f"position='learned2d' halves the width, and width={self.width} is odd.")
+        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
+            raise UsageError(f"position='sincos2d' needs a width that is a multiple of 4 and at least 8, not {self.width}.")
+        _ = self.grid
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches; an image that does not divide is refused, never cut."""
+        stride = self.stem.stride if self.stem else 1
+        for side, patch in zip(self.image_size, self.patch_size):
+            if side % (patch * stride):
+                raise UsageError(
+                    f"image_size={self.image_size} does not divide into steps of {tuple(p * stride for p in self.patch_size)} pixels.",
+                    hint=f"use a multiple of {patch * stride}, for example {max(1, round(side / (patch * stride))) * patch * stride}",
+                )
+        return (
+            self.image_size[0] // (self.patch_size[0] * stride),
+            self.image_size[1] // (self.patch_size[1] * stride),
+        )
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
+        return int(bool(self.class_token)) + int(self.distilled) + self.registers
+
+    @property
+    def position_prefix(self) -> int:
+        """How many of the prefix tokens have a row in the position table."""
+        rows = (int(bool(self.class_token)) + int(self.distilled)) if self.position_class else 0
+        return rows + (self.registers if self.position_registers else 0)
+
+    @property
+    def tokens(self) -> int:
+        """The length of the sequence, N + 1 in the paper."""
+        return self.grid[0] * self.grid[1] + self.prefix
+
+    @property
+    def pooled_width(self) -> int:
+        """Width of what pooling gives."""
+        return self.width * (2 if self.pool == "token+gap" else 1)
+
+    @property
+    def head_width(self) -> int:
+        """Width of what the head reads."""
+        return self.representation or self.pooled_width
+
+    def replace(self, **changes: Any) -> ViTConfig:
+        """The same model with some fields changed."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,62 @@
+"""Patches and their projection E (section 3.1), and its change of patch size and of channels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["PatchEmbedding", "resize_channels", "resize_patch"]
+
+
+class PatchEmbedding(nn.Module):
+    """Cut into patches in raster order, flatten, project: (B, C, H, W) -> (B, N, D).
+
+    The weight has the shape of a convolution, (D, C, rows, columns), as every checkpoint
+    stores it. Kernel and stride being equal, the convolution is a reshape and one matrix
+    product, and is computed so.
+    """
+
+    def __init__(self, channels: int, width: int, patch_size: tuple[int, int], bias: bool) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.weight = nn.Parameter(torch.empty(width, channels, *patch_size))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        batch, channels, height, width = x_BCHW.shape
+        rows, columns = self.patch_size
+        patches = x_BCHW.view(batch, channels, height // rows, rows, width // columns, columns) if x_BCHW.is_contiguous() else (
+            x_BCHW.unflatten(3, (width // columns, columns)).unflatten(2, (height // rows, rows))
+        )
+        flat = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return F.linear(flat, self.weight.flatten(1), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}, patch_size={self.patch_size}"
+
+
+def resize_patch(weight_DChw: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """The kernel of another patch size whose products with resized patches stay what they were (FlexiViT).
+
+    With B the bilinear resize of a patch as a matrix, the answer is w' = pinv(B^T) w.
+    """
+    old = (weight_DChw.shape[2], weight_DChw.shape[3])
+    if old == tuple(patch_size):
+        return weight_DChw
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64, device=weight_DChw.device).view(-1, 1, *old)
+    resized = F.interpolate(basis, size=tuple(patch_size), mode="bilinear", align_corners=False)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (new, old): rows of `resized` are B^T
+    new = weight_DChw.flatten(2).double() @ inverse.T
+    return new.unflatten(2, tuple(patch_size)).to(weight_DChw.dtype)
+
+
+def resize_channels(weight_DChw: Tensor, channels: int) -> Tensor:
+    """Repeat the channels in turn, scaled so that equal channels give the same sum (1: the channels added up)."""
+    old = weight_DChw.shape[1]
+    if old == channels:
+        return weight_DChw
+    if channels == 1:
+        return weight_DChw.sum(1, keepdim=True)
+    repeats = -(-channels // old)
+    return weight_DChw.repeat(1, repeats, 1, 1)[:, :channels] * (old / channels)
