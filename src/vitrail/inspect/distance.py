@@ -1,0 +1,82 @@
+"""Mean attention distance, in pixels, of every head (paper D.7, Figures 7 right and 11).
+
+For a patch q and a patch k, `distance` is the length between their centres in pixels of
+the model's input. A head's number is the mean over images and queries of
+
+    sum_k  A[q, k] * distance[q, k]        over patch tokens only.
+
+Prefix tokens (class token, registers) are dropped from both sides. What they received is
+not handed to the patches: the rows then sum to a little less than one, which is how the
+paper's own code did it. `renormalise=True` gives the other convention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["DistanceMeter", "attention_distance", "pixel_distances", "uniform_distance"]
+
+Grid = tuple[int, int]  # (rows, columns)
+Pixels = tuple[float, float]  # height and width of one patch, in input pixels
+
+
+def pixel_distances(grid: Grid, patch: Pixels, queries: slice | None = None, *, device: torch.device | str = "cpu") -> Tensor:
+    """(queries, patches): pixels between the centres of patches; a slice keeps it small."""
+    rows, columns = grid
+    index = torch.arange(rows * columns, device=device)
+    y = (index // columns).double() * patch[0]
+    x = (index % columns).double() * patch[1]
+    chosen = queries or slice(None)
+    return torch.hypot(y[chosen, None] - y[None], x[chosen, None] - x[None])
+
+
+def uniform_distance(grid: Grid, patch: Pixels, *, prefix_tokens: int = 0) -> float:
+    """The distance of a head that attends to everything equally: the reference line.
+
+    With `prefix_tokens`, those tokens take their equal share and drop out, as in the paper's
+    code: a 14 x 14 grid of 16 pixels gives 116.49 alone and 115.90 with one class token.
+    """
+    patches = grid[0] * grid[1]
+    total = sum(pixel_distances(grid, patch, slice(row, row + 1)).sum().item() for row in range(patches))
+    return total / (patches * (patches + prefix_tokens))
+
+
+class DistanceMeter:
+    """Adds up attention rows as they come, so that no N x N matrix is ever needed.
+
+    `add` takes a chunk of softmax rows (images, heads, queries, tokens) and which tokens the
+    queries are; `result` is (images, heads) in pixels once every patch has been a query.
+    """
+
+    def __init__(self, grid: Grid, patch: Pixels, *, prefix_tokens: int, renormalise: bool = False) -> None:
+        self.grid, self.patch = grid, patch
+        self.prefix, self.renormalise = prefix_tokens, renormalise
+        self.total: Tensor | None = None
+
+    def add(self, attention: Tensor, queries: slice) -> None:
+        skip = max(self.prefix - queries.start, 0)  # rows of prefix tokens at the start of this chunk
+        if queries.start + skip >= queries.stop:
+            return
+        rows = attention[:, :, skip:, self.prefix :].double()
+        patches = slice(queries.start + skip - self.prefix, queries.stop - self.prefix)
+        far = torch.einsum("bhqk,qk->bhq", rows, pixel_distances(self.grid, self.patch, patches, device=rows.device))
+        if self.renormalise:
+            far = far / rows.sum(-1)
+        self.total = far.sum(-1) if self.total is None else self.total + far.sum(-1)
+
+    def result(self) -> Tensor:
+        assert self.total is not None, "no attention rows were added"
+        return self.total / (self.grid[0] * self.grid[1])
+
+
+def attention_distance(
+    attention: Tensor, grid: Grid, patch: Pixels, *, prefix_tokens: int = 1, renormalise: bool = False
+) -> Tensor:
+    """(layers, images, heads, tokens, tokens) of attention -> (layers, heads) in pixels, mean over images."""
+    layers = []
+    for layer in torch.as_tensor(attention):
+        meter = DistanceMeter(grid, patch, prefix_tokens=prefix_tokens, renormalise=renormalise)
+        meter.add(layer, slice(0, layer.shape[-1]))
+        layers.append(meter.result().mean(0))
+    return torch.stack(layers)
