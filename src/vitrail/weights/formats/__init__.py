@@ -1,0 +1,1 @@
+"""The files of other systems, one module an origin; each exposes FORMATS."""
