@@ -15,25 +15,36 @@ import numpy as np
 __all__ = ["Counts", "average_precision", "mean_average_precision", "member"]
 
 BINS = 15  # calibration bins of equal width, (low, high]
+MOST_CLASSES = 4096  # beyond it no (K, K) table is kept (ImageNet-21k: 3.8 GB)
 
 
 @dataclass(frozen=True, eq=False)
 class Counts:
+    """With several labels an image a guess is right when it is one of them, and there is no confusion table."""
+
     images: int
     top1: int
     top5: int
     depth: int  # how many guesses "top5" really means: min(5, classes)
     nll: float  # sum of -log p(true class), in nats
-    confusion: np.ndarray  # (K, K) int64
+    support: np.ndarray  # (K,) int64: images (labels) of each class
+    guessed: np.ndarray  # (K,) int64: first guesses of each class
+    right: np.ndarray  # (K,) int64: first guesses that were right
+    confusion: np.ndarray | None  # (K, K) int64; a guess outside the classes (-1) is in no column
     bins: np.ndarray  # (BINS, 3) float64: images, sum of confidence, sum of correct
 
     @classmethod
     def of(
         cls, labels: np.ndarray, guesses: np.ndarray, confidence: np.ndarray, nll: np.ndarray, classes: int
     ) -> Counts:
-        """Of rows: true class (N,), guesses best first (N, depth), probability of the first guess, -log p(true)."""
-        hit = guesses == labels[:, None]
-        confusion = np.bincount(labels * classes + guesses[:, 0], minlength=classes * classes)
+        """Of rows: true class (N,) or multi-hot (N, K), guesses best first (N, depth), probability of the first, loss."""
+        single = labels.ndim == 1
+        hit = guesses == labels[:, None] if single else np.take_along_axis(labels > 0, guesses, axis=1)
+        first, known = guesses[:, 0], guesses[:, 0] >= 0
+        confusion = None
+        if single and classes <= MOST_CLASSES:
+            cells = (labels * classes + first)[known]
+            confusion = np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
         place = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(np.int64) - 1, 0, BINS - 1)
         weights = (np.ones(len(labels)), confidence.astype(np.float64), hit[:, 0].astype(np.float64))
         bins = np.stack([np.bincount(place, weights=w, minlength=BINS) for w in weights], axis=1)
@@ -43,27 +54,36 @@ class Counts:
             top5=int(hit.any(axis=1).sum()),
             depth=guesses.shape[1],
             nll=float(nll.astype(np.float64).sum()),
-            confusion=confusion.reshape(classes, classes),
+            support=np.bincount(labels, minlength=classes) if single else (labels > 0).sum(axis=0),
+            guessed=np.bincount(first[known], minlength=classes),
+            right=np.bincount(first[hit[:, 0]], minlength=classes),
+            confusion=confusion,
             bins=bins,
         )
 
     def __add__(self, other: Counts) -> Counts:
-        assert self.depth == other.depth and self.confusion.shape == other.confusion.shape
+        assert self.depth == other.depth and self.support.shape == other.support.shape
+        both = self.confusion is not None and other.confusion is not None
         return Counts(
             self.images + other.images,
             self.top1 + other.top1,
             self.top5 + other.top5,
             self.depth,
             self.nll + other.nll,
-            self.confusion + other.confusion,
+            self.support + other.support,
+            self.guessed + other.guessed,
+            self.right + other.right,
+            self.confusion + other.confusion if both else None,  # type: ignore[operator]
             self.bins + other.bins,
         )
 
     @property
+    def accuracy(self) -> float:
+        return self.top1 / self.images if self.images else float("nan")
+
+    @property
     def per_class(self) -> list[dict[str, float | int | None]]:
         """Per class: images, recall (the class's accuracy), precision, F1; None where 0/0."""
-        right = np.diag(self.confusion)
-        true, guessed = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
         return [
             {
                 "images": int(t),
@@ -71,14 +91,26 @@ class Counts:
                 "precision": float(r / g) if g else None,
                 "f1": float(2 * r / (t + g)) if t + g else None,
             }
-            for r, t, g in zip(right, true, guessed)
+            for r, t, g in zip(self.right, self.support, self.guessed)
         ]
 
     @property
     def mean_per_class(self) -> float:
         """Mean recall over the classes that have images (balanced accuracy)."""
-        true = self.confusion.sum(axis=1)
-        return float(np.mean(np.diag(self.confusion)[true > 0] / true[true > 0])) if self.images else float("nan")
+        some = self.support > 0
+        return float(np.mean(self.right[some] / self.support[some])) if some.any() else float("nan")
+
+    def to_dict(self) -> dict[str, float | int]:
+        """The figures a training log wants; `images` is the denominator of every share."""
+        n = max(1, self.images)
+        return {
+            "images": self.images,
+            "top1": self.top1 / n,
+            f"top{self.depth}": self.top5 / n,
+            "loss": self.nll / n,
+            "mean_per_class": self.mean_per_class,
+            "ece": self.ece,
+        }
 
     @property
     def ece(self) -> float:
@@ -93,6 +125,8 @@ class Counts:
 
     def confused(self, most: int = 5) -> list[tuple[int, int, int]]:
         """(true, predicted, images) of the commonest mistakes."""
+        if self.confusion is None:
+            return []
         off = self.confusion.copy()
         np.fill_diagonal(off, 0)
         best = np.argsort(-off, axis=None, kind="stable")[:most]
