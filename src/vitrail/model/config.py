@@ -1,4 +1,8 @@
-"""What a Vision Transformer is made of, as one frozen record; its fields are the public vocabulary."""
+"""What a model is made of, as one frozen record; its fields are the public vocabulary.
+
+    ViTConfig       plain Vision Transformers, and hybrids (with a ResNetStem)
+    ResNetConfig    BiT ResNets
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from vitrail.errors import UsageError, nearest
 
-__all__ = ["POSITION_RESAMPLING", "ResNetStem", "ViTConfig", "pair"]
+__all__ = ["POSITION_RESAMPLING", "ResNetConfig", "ResNetStem", "ViTConfig", "pair"]
 
 Pool = Literal["token", "gap", "map", "token+gap", "unpooled"]
 Position = Literal["none", "learned", "learned2d", "relative", "sincos2d"]
@@ -26,6 +30,11 @@ POSITION_RESAMPLING = (
     "bicubic_offset",  # DINOv2 without registers: the scale is (new + 0.1) / old
 )
 
+ROOTS = ("standard", "small")
+ROOT_STRIDE = {"standard": 4, "small": 1}
+PADDINGS = ("same", "fixed")
+RESNET_NUMERICS = {"v2": ("fixed", 1e-5, 1e-10, True), "v1": ("same", 1e-6, 1e-5, False)}
+
 
 def pair(value: Any, what: str) -> tuple[int, int]:
     """An int or (rows, columns) -> (rows, columns), both positive."""
@@ -33,6 +42,21 @@ def pair(value: Any, what: str) -> tuple[int, int]:
     if len(both) != 2 or not all(isinstance(side, int) and side > 0 for side in both):
         raise UsageError(f"{what}={value!r} is not a positive size.", hint=f"{what}=224 or {what}=(224, 160)")
     return both
+
+
+def check_choices(config: Any, choices: dict[str, tuple[Any, ...]]) -> None:
+    """Refuse a value that is none of its field's choices, with the nearest that is."""
+    for name, known in choices.items():
+        value = getattr(config, name)
+        if value not in known:
+            words = [choice for choice in known if choice is not None]
+            raise UsageError(f"{name}={value!r} is not known{nearest(str(value), words)}.", hint=f"one of: {', '.join(words)}")
+
+
+def check_groups(width: int, groups: int) -> None:
+    """Group norm needs every width to divide."""
+    if width < 1 or groups < 1 or width % groups:
+        raise UsageError(f"{width} channels do not divide into {groups} groups of a group norm.", hint="widths are multiples of 32")
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,7 @@ class ResNetStem:
     width         channels of the root; stage s has units of width * 2**s (output four times that)
     root          "standard": 7x7 stride 2 and a 3x3 max-pool; "small": 3x3 stride 1, no pool (images of 32 to 64 pixels)
     padding       "same": TensorFlow's, asymmetric at stride 2 (the paper's code); "fixed": symmetric
+    groups        of the group norms
     norm_eps      epsilon of the group norms
     conv_eps      epsilon of the weight standardisation
     conv_eps_in   True: w / sqrt(var + eps) (timm, BiT); False: w / (std + eps) (the paper's code)
@@ -52,16 +77,21 @@ class ResNetStem:
     width: int = 64
     root: Literal["standard", "small"] = "standard"
     padding: Literal["same", "fixed"] = "same"
+    groups: int = 32
     norm_eps: float = 1e-6
     conv_eps: float = 1e-5
     conv_eps_in: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
+        check_choices(self, {"root": ROOTS, "padding": PADDINGS})
+        if any(units < 1 for units in self.layers):
+            raise UsageError(f"layers={self.layers} must give every stage at least one unit.", hint="() is the root alone")
+        check_groups(self.width, self.groups)
 
     @property
     def stride(self) -> int:
-        return (4 if self.root == "standard" else 1) * 2 ** max(0, len(self.layers) - 1)
+        return ROOT_STRIDE[self.root] * 2 ** max(0, len(self.layers) - 1)
 
     @property
     def out_channels(self) -> int:
@@ -157,7 +187,7 @@ class ViTConfig:
         self._check_shapes()
 
     def _check_choices(self) -> None:
-        choices: dict[str, tuple[str, ...]] = {
+        choices = {
             "pool": get_args(Pool),
             "position": get_args(Position),
             "position_at": get_args(PositionAt),
@@ -165,10 +195,7 @@ class ViTConfig:
             "mlp": get_args(Mlp),
             "position_resample": POSITION_RESAMPLING,
         }
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise UsageError(f"{name}={value!r} is not known{nearest(str(value), known)}.", hint=f"one of: {', '.join(known)}")
+        check_choices(self, choices)
 
     def _check_shapes(self) -> None:
         for name in ("width", "depth", "heads", "mlp_width", "channels"):
@@ -236,4 +263,91 @@ class ViTConfig:
 
     def replace(self, **changes: Any) -> ViTConfig:
         """The same model with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A BiT ResNet: group norm and standardised convolutions (section 4.1). The defaults are R50x1.
+
+    layers           units of each stage
+    width_factor     multiplies the 64 channels of the root, and with them every width
+    version          "v2": activation before the convolutions (the BiT paper); "v1": after (big_vision's `bit`)
+    root             "standard": 7x7 stride 2 and a 3x3 max-pool; "small": 3x3 stride 1, no pool
+    pool_pad         what surrounds the image in the root's pool: "zero" (original BiT, TF-named files) or "-inf".
+                     After a ReLU, so in version "v1", it makes no difference
+    groups           of the group norms
+
+    What is None follows the version:
+
+              padding    norm_eps    conv_eps    conv_eps_in
+        v2    fixed      1e-5        1e-10       True            (w - mean) / sqrt(var + eps)
+        v1    same       1e-6        1e-5        False           (w - mean) / (std + eps)
+    """
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width_factor: float = 1
+    version: Literal["v2", "v1"] = "v2"
+    image_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+
+    root: Literal["standard", "small"] = "standard"
+    padding: Literal["same", "fixed"] | None = None
+    pool_pad: Literal["zero", "-inf"] = "zero"
+    groups: int = 32
+    norm_eps: float | None = None
+    conv_eps: float | None = None
+    conv_eps_in: bool | None = None
+
+    head_bias: bool = True
+    head_bias_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        settle = lambda name, value: object.__setattr__(self, name, value)
+        check_choices(self, {"version": ("v2", "v1"), "root": ROOTS, "padding": (*PADDINGS, None), "pool_pad": ("zero", "-inf")})
+        defaults: dict[str, Any] = dict(zip(("padding", "norm_eps", "conv_eps", "conv_eps_in"), RESNET_NUMERICS[self.version]))
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                settle(name, value)
+        settle("layers", tuple(self.layers))
+        settle("image_size", pair(self.image_size, "image_size"))
+        if self.channels < 1 or self.classes < 0:
+            raise UsageError(f"channels={self.channels} must be at least 1 and classes={self.classes} not negative.")
+        if not self.layers or any(units < 1 for units in self.layers):
+            raise UsageError(f"layers={self.layers} must give every stage at least one unit.", hint="R50 is (3, 4, 6, 3)")
+        check_groups(self.width, self.groups)
+
+    @property
+    def width(self) -> int:
+        """Channels of the root; stage s has units of width * 2**s, and puts out four times that."""
+        return round(64 * self.width_factor)
+
+    @property
+    def out_channels(self) -> int:
+        return 4 * self.width * 2 ** (len(self.layers) - 1)
+
+    @property
+    def head_width(self) -> int:
+        """Width of what the head reads."""
+        return self.out_channels
+
+    @property
+    def stride(self) -> int:
+        return ROOT_STRIDE[self.root] * 2 ** (len(self.layers) - 1)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of the last feature map; any image size goes, sides are rounded up."""
+        return -(-self.image_size[0] // self.stride), -(-self.image_size[1] // self.stride)
+
+    @property
+    def tokens(self) -> int:
+        """Positions of the last feature map."""
+        return self.grid[0] * self.grid[1]
+
+    def replace(self, **changes: Any) -> ResNetConfig:
+        """The same model with some fields changed; a change of version changes its numerics too."""
+        if changes.get("version", self.version) != self.version:
+            changes = {**dict.fromkeys(("padding", "norm_eps", "conv_eps", "conv_eps_in")), **changes}
         return dataclasses.replace(self, **changes)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.kernels.draws import key as words
-from vitrail.model.config import ViTConfig
+from vitrail.model.config import ResNetConfig, ViTConfig
 
 __all__ = ["initialise", "initialise_head", "lecun_normal_", "xavier_uniform_"]
 
+Config = ViTConfig | ResNetConfig
 TRUNCATED_STD = 0.87962566103423978  # standard deviation of a unit normal cut at two of its own
 
 
@@ -38,8 +39,8 @@ def xavier_uniform_(weight: Tensor, generator: torch.Generator, parts: int = 1) 
     weight.uniform_(-bound, bound, generator=generator)
 
 
-def initialise_parameter(name: str, parameter: Tensor, config: ViTConfig, generator: torch.Generator) -> None:
-    """One parameter of a ViT by its name. The order of the tests is from the particular to the general."""
+def initialise_parameter(name: str, parameter: Tensor, config: Config, generator: torch.Generator) -> None:
+    """One parameter of a model by its name. The order of the tests is from the particular to the general."""
     *_, owner, kind = ("", *name.split("."))
     if owner in ("head", "head_dist"):
         parameter.fill_(0.0 if kind == "weight" else config.head_bias_init)
@@ -55,8 +56,9 @@ def initialise_parameter(name: str, parameter: Tensor, config: ViTConfig, genera
     elif kind in ("table", "rows", "columns", "first"):
         parameter.normal_(0.0, 0.02, generator=generator)
     elif kind == "weight" and parameter.ndim == 1:
-        # a normalisation's scale; the last of a ResNet unit starts at 0, so that the unit starts as its shortcut
-        parameter.fill_(0.0 if owner == "norm3" else 1.0)
+        # a normalisation's scale; where it is the last step of a ResNet unit it starts at 0, and the unit as its shortcut
+        last = owner == "norm3" and getattr(config, "version", "v1") == "v1"
+        parameter.fill_(0.0 if last else 1.0)
     elif kind == "bias" and owner in ("fc1", "fc2"):
         parameter.normal_(0.0, 1e-6, generator=generator)
     elif kind == "bias":
@@ -69,7 +71,7 @@ def initialise_parameter(name: str, parameter: Tensor, config: ViTConfig, genera
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, config: ViTConfig, seed: int) -> None:
+def initialise(model: nn.Module, config: Config, seed: int) -> None:
     """Fill every parameter of a model that is on the CPU; large ones side by side."""
     jobs = list(model.named_parameters())
 
@@ -83,7 +85,7 @@ def initialise(model: nn.Module, config: ViTConfig, seed: int) -> None:
 
 
 @torch.no_grad()
-def initialise_head(head: nn.Module, config: ViTConfig) -> nn.Module:
+def initialise_head(head: nn.Module, config: Config) -> nn.Module:
     """A zero head with its bias at the configured value."""
     for name, parameter in head.named_parameters():
         initialise_parameter(f"head.{name}", parameter, config, torch.Generator())

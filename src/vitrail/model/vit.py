@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.errors import UsageError
 from vitrail.model.config import ResNetStem, ViTConfig
 from vitrail.model.drop import Dropout, DropPath
+from vitrail.model.head import head_for
 from vitrail.model.initial import initialise, initialise_head
 from vitrail.model.mlp import Mlp
 from vitrail.model.patch import PatchEmbedding
 from vitrail.model.pool import AttentionPool, pool_tokens
 from vitrail.model.position import RelativePosition, position_for
+from vitrail.model.resnet import HybridStem
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -277,13 +279,5 @@ def sequence_positions(position: nn.Module, tokens: int) -> Tensor:
     return patches if prefix is None else torch.cat([prefix, patches])
 
 
-def stem_for(config: ViTConfig) -> nn.Module | None:
-    if config.stem is None:
-        return None
-    from vitrail.model.resnet import HybridStem
-
-    return HybridStem(config.stem, config.channels)
-
-
-def head_for(config: ViTConfig) -> nn.Module:
-    return nn.Linear(config.head_width, config.classes, bias=config.head_bias) if config.classes else nn.Identity()
+def stem_for(config: ViTConfig) -> HybridStem | None:
+    return HybridStem(config.stem, config.channels) if config.stem else None
