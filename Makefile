@@ -32,7 +32,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -n 2 --dist worksteal -m "not gpu and not scorecard and not parity"
 
 scorecard: $(VENV)/.dev
-	$(PYTEST) -m scorecard --timeout 3600 tests
+	$(PYTEST) -m "not gpu and not parity" --timeout 3600 --scorecard docs/scorecard.md tests/faults tests/attacks tests/data tests/train tests/ship tests/weights
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests examples
@@ -41,7 +41,7 @@ lint: $(VENV)/.dev
 
 wheel: $(VENV)/.dev
 	$(VENV)/bin/python -m build -q
-	$(PYTHON) benchmarks/wheel_check.py dist
+	$(PYTEST) tests/e2e/test_wheel.py
 
 clean:
 	rm -rf $(VENV) dist build
