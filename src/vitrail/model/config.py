@@ -1,18 +1,19 @@
 """What a model is made of, as one frozen record; its fields are the public vocabulary.
 
-    ViTConfig       plain Vision Transformers, and hybrids (with a ResNetStem)
-    ResNetConfig    BiT ResNets
+ViTConfig       plain Vision Transformers, and hybrids (with a ResNetStem)    family "vit"
+AxialConfig     Vision Transformers with axial attention (appendix D.6)       family "axial"
+ResNetConfig    BiT ResNets                                                   family "bit"
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from vitrail.errors import UsageError, nearest
 
-__all__ = ["POSITION_RESAMPLING", "ResNetConfig", "ResNetStem", "ViTConfig", "pair"]
+__all__ = ["POSITION_RESAMPLING", "AxialConfig", "ResNetConfig", "ResNetStem", "ViTConfig", "pair"]
 
 Pool = Literal["token", "gap", "map", "token+gap", "unpooled"]
 Position = Literal["none", "learned", "learned2d", "relative", "sincos2d"]
@@ -91,6 +92,7 @@ class ResNetStem:
 
     @property
     def stride(self) -> int:
+        """Pixels a side of the image for one of the feature map."""
         return ROOT_STRIDE[self.root] * 2 ** max(0, len(self.layers) - 1)
 
     @property
@@ -133,6 +135,8 @@ class ViTConfig:
       representation                   width of the tanh layer of the pre-training head (D.3)
       head_bias, head_bias_init        the head's bias and its initial value (-10 for the paper's sigmoid loss)
     """
+
+    family: ClassVar[str] = "vit"
 
     width: int = 768
     depth: int = 12
@@ -267,6 +271,32 @@ class ViTConfig:
 
 
 @dataclass(frozen=True)
+class AxialConfig(ViTConfig):
+    """A ViT whose every block attends along the rows, then along the columns, each followed by its MLP.
+
+    `depth` counts such pairs: AxialViT-B has 12, and 24 MLPs. The grid of patches is kept
+    to the end, so there is no class token and no register, and what reads it is a mean ("gap"),
+    an attention pool ("map"), or every patch's own logits ("unpooled").
+    """
+
+    family: ClassVar[str] = "axial"
+
+    pool: Pool = "gap"
+
+    def __post_init__(self) -> None:
+        if self.class_token is None:
+            object.__setattr__(self, "class_token", False)
+        super().__post_init__()
+
+    def _check_shapes(self) -> None:
+        if self.prefix or self.pool in ("token", "token+gap"):
+            raise UsageError("axial attention has no class token and no registers.", hint="pool='gap', 'map' or 'unpooled'")
+        if self.position == "relative" or self.position_at != "stem":
+            raise UsageError(f"axial attention takes its positions at the stem, not position={self.position!r} at {self.position_at!r}.")
+        super()._check_shapes()
+
+
+@dataclass(frozen=True)
 class ResNetConfig:
     """A BiT ResNet: group norm and standardised convolutions (section 4.1). The defaults are R50x1.
 
@@ -274,8 +304,8 @@ class ResNetConfig:
     width_factor     multiplies the 64 channels of the root, and with them every width
     version          "v2": activation before the convolutions (the BiT paper); "v1": after (big_vision's `bit`)
     root             "standard": 7x7 stride 2 and a 3x3 max-pool; "small": 3x3 stride 1, no pool
-    pool_pad         what surrounds the image in the root's pool: "zero" (original BiT, TF-named files) or "-inf".
-                     After a ReLU, so in version "v1", it makes no difference
+    pool_pad         what surrounds the feature map in the root's pool: "zero" (original BiT) or "inf" (minus infinity,
+                     big_vision). After a ReLU, so in version "v1", it makes no difference
     groups           of the group norms
 
     What is None follows the version:
@@ -284,6 +314,8 @@ class ResNetConfig:
         v2    fixed      1e-5        1e-10       True            (w - mean) / sqrt(var + eps)
         v1    same       1e-6        1e-5        False           (w - mean) / (std + eps)
     """
+
+    family: ClassVar[str] = "bit"
 
     layers: tuple[int, ...] = (3, 4, 6, 3)
     width_factor: float = 1
@@ -294,7 +326,7 @@ class ResNetConfig:
 
     root: Literal["standard", "small"] = "standard"
     padding: Literal["same", "fixed"] | None = None
-    pool_pad: Literal["zero", "-inf"] = "zero"
+    pool_pad: Literal["zero", "inf"] = "zero"
     groups: int = 32
     norm_eps: float | None = None
     conv_eps: float | None = None
@@ -305,7 +337,7 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         settle = lambda name, value: object.__setattr__(self, name, value)
-        check_choices(self, {"version": ("v2", "v1"), "root": ROOTS, "padding": (*PADDINGS, None), "pool_pad": ("zero", "-inf")})
+        check_choices(self, {"version": ("v2", "v1"), "root": ROOTS, "padding": (*PADDINGS, None), "pool_pad": ("zero", "inf")})
         defaults: dict[str, Any] = dict(zip(("padding", "norm_eps", "conv_eps", "conv_eps_in"), RESNET_NUMERICS[self.version]))
         for name, value in defaults.items():
             if getattr(self, name) is None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["PatchEmbedding", "resize_channels", "resize_patch"]
+__all__ = ["PatchEmbedding", "change_channels", "resize_patch_kernel"]
 
 
 class PatchEmbedding(nn.Module):
@@ -26,8 +26,10 @@ class PatchEmbedding(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         batch, channels, height, width = x_BCHW.shape
         rows, columns = self.patch_size
-        patches = x_BCHW.view(batch, channels, height // rows, rows, width // columns, columns) if x_BCHW.is_contiguous() else (
-            x_BCHW.unflatten(3, (width // columns, columns)).unflatten(2, (height // rows, rows))
+        patches = (
+            x_BCHW.view(batch, channels, height // rows, rows, width // columns, columns)
+            if x_BCHW.is_contiguous()
+            else (x_BCHW.unflatten(3, (width // columns, columns)).unflatten(2, (height // rows, rows)))
         )
         flat = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         return F.linear(flat, self.weight.flatten(1), self.bias)
@@ -36,27 +38,30 @@ class PatchEmbedding(nn.Module):
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}, patch_size={self.patch_size}"
 
 
-def resize_patch(weight_DChw: Tensor, patch_size: tuple[int, int]) -> Tensor:
+def resize_patch_kernel(kernel_DCHW: Tensor, size: tuple[int, int]) -> Tensor:
     """The kernel of another patch size whose products with resized patches stay what they were (FlexiViT).
 
     With B the bilinear resize of a patch as a matrix, the answer is w' = pinv(B^T) w.
     """
-    old = (weight_DChw.shape[2], weight_DChw.shape[3])
-    if old == tuple(patch_size):
-        return weight_DChw
-    basis = torch.eye(old[0] * old[1], dtype=torch.float64, device=weight_DChw.device).view(-1, 1, *old)
-    resized = F.interpolate(basis, size=tuple(patch_size), mode="bilinear", align_corners=False)
+    old = (kernel_DCHW.shape[2], kernel_DCHW.shape[3])
+    if old == tuple(size):
+        return kernel_DCHW
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64, device=kernel_DCHW.device).view(-1, 1, *old)
+    resized = F.interpolate(basis, size=tuple(size), mode="bilinear", align_corners=False)
     inverse = torch.linalg.pinv(resized.flatten(1))  # (new, old): rows of `resized` are B^T
-    new = weight_DChw.flatten(2).double() @ inverse.T
-    return new.unflatten(2, tuple(patch_size)).to(weight_DChw.dtype)
+    new = kernel_DCHW.flatten(2).double() @ inverse.T
+    return new.unflatten(2, tuple(size)).to(kernel_DCHW.dtype)
 
 
-def resize_channels(weight_DChw: Tensor, channels: int) -> Tensor:
-    """Repeat the channels in turn, scaled so that equal channels give the same sum (1: the channels added up)."""
-    old = weight_DChw.shape[1]
+def change_channels(kernel_DCHW: Tensor, channels: int) -> Tensor:
+    """A kernel for another number of input channels, by timm's rule: 1 adds them up, others repeat them in turn, scaled by old / new.
+
+    A picture with equal channels has the same products as before when `channels` is 1 or a multiple of the old number.
+    """
+    old = kernel_DCHW.shape[1]
     if old == channels:
-        return weight_DChw
+        return kernel_DCHW
     if channels == 1:
-        return weight_DChw.sum(1, keepdim=True)
+        return kernel_DCHW.sum(1, keepdim=True)
     repeats = -(-channels // old)
-    return weight_DChw.repeat(1, repeats, 1, 1)[:, :channels] * (old / channels)
+    return kernel_DCHW.repeat(1, repeats, 1, 1)[:, :channels] * (old / channels)

@@ -35,7 +35,7 @@ class AttentionPool(nn.Module):
 
 
 def pool_tokens(y_BTD: Tensor, config: ViTConfig) -> Tensor:
-    """"token", "gap", "token+gap": (B, T, D) -> (B, D or 2D); "unpooled": as it is, (B, T, D)."""
+    """ "token", "gap", "token+gap": (B, T, D) -> (B, D or 2D); "unpooled": as it is, (B, T, D)."""
     if config.pool == "unpooled":
         return y_BTD
     patches = y_BTD if config.pool_prefix else y_BTD[:, config.prefix :]

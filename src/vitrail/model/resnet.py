@@ -164,7 +164,7 @@ class HybridStem(nn.Module):
 
     def __init__(self, stem: ResNetStem, channels: int) -> None:
         super().__init__()
-        self.root = Root(channels, stem.width, stem, "v1", "-inf")
+        self.root = Root(channels, stem.width, stem, "v1", "inf")
         self.stages = stages_for(stem.layers, stem.width, stem, "v1")
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:

@@ -6,6 +6,7 @@ D width, H heads, d width of a head (D / H), K classes; q query rows, k key rows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,10 +48,13 @@ class Attention(nn.Module):
         self.drop = Dropout(config.dropout, site)
 
     def forward(self, x_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+        return self.drop(self.attend(x_BTD), key)
+
+    def attend(self, x_BTD: Tensor) -> Tensor:
         q, k, v = self.project(x_BTD)
         bias = self.relative(q * self.scale) if self.relative is not None else None
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # eq. 6 and eq. 7: softmax(q k^T / sqrt(d)) v
-        return self.drop(self.out(heads.transpose(1, 2).flatten(2)), key)  # eq. 8
+        return self.out(heads.transpose(1, 2).flatten(2))  # eq. 8
 
     def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (B, H, T, d)."""
@@ -72,14 +76,17 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of the encoder: z -> z' -> z, each half normalised first and added to its input."""
+    """One layer of the encoder: z -> z' -> z, each half normalised first and added to its input.
 
-    def __init__(self, config: ViTConfig, index: int) -> None:
+    `index` of `count`: where the layer stands, for stochastic depth and the sites of its draws.
+    """
+
+    def __init__(self, config: ViTConfig, index: int, count: int, attention: Callable[[ViTConfig, int], Attention] = Attention) -> None:
         super().__init__()
         site = 1 + SITES_A_BLOCK * index
-        depth_share = 1.0 if config.drop_path_uniform else index / max(1, config.depth - 1)
+        depth_share = 1.0 if config.drop_path_uniform else index / max(1, count - 1)
         self.norm1 = nn.LayerNorm(config.width, eps=config.eps)
-        self.attention = Attention(config, site)
+        self.attention = attention(config, site)
         self.path1 = DropPath(config.drop_path * depth_share, site + 1)
         self.norm2 = nn.LayerNorm(config.width, eps=config.eps)
         self.mlp = Mlp(
@@ -125,14 +132,16 @@ class VisionTransformer(nn.Module):
         width = config.width
         self.recompute = False  # True: a block's activations are recomputed in the backward pass
         self.stem = stem_for(config)
-        self.patch = PatchEmbedding(config.stem.out_channels if config.stem else config.channels, width, config.patch_size, config.patch_bias)
+        self.patch = PatchEmbedding(
+            config.stem.out_channels if config.stem else config.channels, width, config.patch_size, config.patch_bias
+        )
         self.cls = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.dist = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
         self.position = build_position(config)
         self.drop = Dropout(config.dropout, site=0)
         self.norm_pre = nn.LayerNorm(width, eps=config.eps) if config.norm_pre else None
-        self.blocks = nn.ModuleList(Block(config, index) for index in range(config.depth))
+        self.blocks = nn.ModuleList(self.layer(config, index) for index in range(config.depth))
         if config.position_at == "shared":
             for block in self.blocks[1:]:
                 block.shared_position = (self.position,)
@@ -142,6 +151,10 @@ class VisionTransformer(nn.Module):
         self.pre_logits = nn.Linear(config.pooled_width, config.representation) if config.representation else None
         self.head = head_for(config)
         self.head_dist = head_for(config) if config.distilled else None
+
+    def layer(self, config: ViTConfig, index: int) -> nn.Module:
+        """Layer `index` of the encoder, unfilled."""
+        return Block(config, index, config.depth)
 
     # ---- forward, from the picture to the logits ----
 
