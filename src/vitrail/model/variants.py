@@ -142,7 +142,7 @@ def materialise(model: Model) -> Model:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+                module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
     return model
 
 
