@@ -37,9 +37,11 @@ def uniform_distance(grid: Grid, patch: Pixels, *, prefix_tokens: int = 0) -> fl
     With `prefix_tokens`, those tokens take their equal share and drop out, as in the paper's
     code: a 14 x 14 grid of 16 pixels gives 116.49 alone and 115.90 with one class token.
     """
+    rows, columns = torch.arange(grid[0], dtype=torch.float64), torch.arange(grid[1], dtype=torch.float64)
+    pairs = lambda steps: torch.where(steps == 0, 1, 2) * (len(steps) - steps)  # ordered pairs so many steps apart
+    far = torch.hypot(rows[:, None] * patch[0], columns[None] * patch[1])
     patches = grid[0] * grid[1]
-    total = sum(pixel_distances(grid, patch, slice(row, row + 1)).sum().item() for row in range(patches))
-    return total / (patches * (patches + prefix_tokens))
+    return float((pairs(rows)[:, None] * pairs(columns)[None] * far).sum()) / (patches * (patches + prefix_tokens))
 
 
 class DistanceMeter:
@@ -70,9 +72,7 @@ class DistanceMeter:
         return self.total / (self.grid[0] * self.grid[1])
 
 
-def attention_distance(
-    attention: Tensor, grid: Grid, patch: Pixels, *, prefix_tokens: int = 1, renormalise: bool = False
-) -> Tensor:
+def attention_distance(attention: Tensor, grid: Grid, patch: Pixels, *, prefix_tokens: int = 1, renormalise: bool = False) -> Tensor:
     """(layers, images, heads, tokens, tokens) of attention -> (layers, heads) in pixels, mean over images."""
     layers = []
     for layer in torch.as_tensor(attention):

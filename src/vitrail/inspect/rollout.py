@@ -58,13 +58,19 @@ class Fusion:
         """(images, heads, queries, tokens) -> (images, queries, tokens)."""
         return _OVER_HEADS[self.heads](attention)
 
-    def finish(self, fused: Tensor) -> Tensor:
-        """A whole fused matrix (images, tokens, tokens) -> Â."""
+    @property
+    def by_row(self) -> bool:
+        """A row of Â needs no other row, so that a layer can be done in chunks."""
+        return not self.discard and self.normalise == "rows"
+
+    def finish(self, fused: Tensor, start: int = 0) -> Tensor:
+        """Fused rows start, start + 1, … (images, queries, tokens) -> those rows of Â. Not `by_row`: all rows at once."""
         if self.discard:
             fused = _without_smallest(fused, self.discard)
         if not self.residual:
             return fused if self.heads == "mean" and not self.discard else _normalised(fused, self.normalise)
-        mixed = fused + torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
+        mixed = fused.clone()
+        mixed.diagonal(start, 1, 2).add_(1)
         return _normalised(mixed, self.normalise)
 
 
