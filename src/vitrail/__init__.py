@@ -27,6 +27,7 @@ _PUBLIC = {
     "inspect": "vitrail.inspect.report",
     "predict": "vitrail.ship.predict",
     "export": "vitrail.ship.export",
+    "doctor": "vitrail.study.doctor",
     "reproduce": "vitrail.study.reproduce",
 }
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
