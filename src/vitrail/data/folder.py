@@ -154,7 +154,7 @@ def _collisions(ids: list[str], problems: Problems) -> None:
 
 
 def _label(tree: Tree, classes: Sequence[str], problems: Problems) -> tuple[list[str], np.ndarray]:
-    """File names class by class, and their labels; -1 for a folder that is not among the classes."""
+    """File names class by class, and their labels; a folder that is not among the classes is left out."""
     number = {name: k for k, name in enumerate(classes)}
     names: list[str] = []
     labels: list[np.ndarray] = []
@@ -167,11 +167,10 @@ def _label(tree: Tree, classes: Sequence[str], problems: Problems) -> tuple[list
         folders[name] = folder
         if name not in number:
             problems.add("unknown-class", name, len(group))
-        k = number.get(name, -1)
+            continue
         names += group
-        labels.append(np.full(len(group), k))
-        if k >= 0:
-            counts[k] += len(group)
+        labels.append(np.full(len(group), number[name]))
+        counts[number[name]] += len(group)
     for name in folders:
         if name in number and not counts[number[name]]:
             problems.add("empty-class", name)

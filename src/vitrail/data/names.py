@@ -13,7 +13,7 @@ from typing import overload
 
 import numpy as np
 
-__all__ = ["Names", "composed", "shown"]
+__all__ = ["Chosen", "Names", "Numbered", "composed", "shown"]
 
 
 class Names(Sequence[str]):
@@ -47,6 +47,56 @@ class Names(Sequence[str]):
         """Feed the whole table to a hash."""
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.blob)
+
+
+class Numbered(Sequence[str]):
+    """`group:place` for every sample of a sequence of groups: two numbers a group instead of a string a sample."""
+
+    def __init__(self, groups: Sequence[str], counts: Sequence[int] | np.ndarray) -> None:
+        self.groups = Names(groups)
+        self.ends = np.cumsum(np.asarray(counts, np.int64))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if i < 0:
+            i += len(self)
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        group = int(np.searchsorted(self.ends, i, side="right"))
+        return f"{self.groups[group]}:{i - (int(self.ends[group - 1]) if group else 0)}"
+
+    def update(self, digest: hashlib._Hash) -> None:
+        self.groups.update(digest)
+        digest.update(self.ends.astype("<i8").tobytes())
+
+
+class Chosen(Sequence[str]):
+    """Some names of a table, by number."""
+
+    def __init__(self, names: Names | Numbered, places: np.ndarray) -> None:
+        self.names, self.places = names, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, i: int) -> str: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str]: ...
+    def __getitem__(self, i: int | slice) -> str | list[str]:
+        return [self.names[int(k)] for k in self.places[i]] if isinstance(i, slice) else self.names[int(self.places[i])]
+
+    def update(self, digest: hashlib._Hash) -> None:
+        self.names.update(digest)
+        digest.update(self.places.astype("<i8").tobytes())
 
 
 def composed(name: str) -> str:

@@ -19,6 +19,7 @@ __all__ = ["KINDS", "Problem", "Problems", "check_allow", "refuse"]
 KINDS = {
     "missing-file": "named in the table, but there is no such file",
     "missing-label": "no label",
+    "missing-split": "no split named, where other rows name one",
     "missing-image": "a label without an image",
     "unknown-class": "the label is not one of the declared classes",
     "duplicate-id": "listed more than once",

@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from vitrail.data.names import Names, composed
+from vitrail.data.names import Chosen, Names, Numbered, composed
 from vitrail.data.problem import Problem, check_allow, refuse
 from vitrail.data.split import role as split_role
 from vitrail.data.split import select
@@ -88,7 +88,7 @@ class Listing:
     split: str | None
     classes: tuple[str, ...]
     labels: Labels
-    ids: Names
+    ids: Names | Numbered | Chosen
     multilabel: bool = False
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()

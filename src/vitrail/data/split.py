@@ -24,7 +24,7 @@ import numpy as np
 from vitrail.data.problem import Problem
 from vitrail.errors import UsageError
 
-__all__ = ["Part", "Term", "by_role", "nested", "parse", "role", "select", "shuffled"]
+__all__ = ["Part", "Term", "by_role", "nested", "parse", "role", "select", "shard_splits", "shuffled"]
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _BOUND = r"[-+]?\d[\d_]*(?:\.\d+)?%?"
@@ -51,6 +51,27 @@ def by_role(named: dict[str, str]) -> dict[str, str]:
     found = {split if taken.count(split) == 1 else own: own for own, split in named.items()}
     places = ["train", "val", "test"]
     return dict(sorted(found.items(), key=lambda item: (places.index(item[0]) if item[0] in places else 3, item[0])))
+
+
+_SHARD = re.compile(r"(?P<split>[A-Za-z0-9_.]+?)-\d{5}-of-\d{5}\.")
+_WORD = re.compile(r"[A-Za-z]+")
+
+
+def shard_splits(paths: Sequence[str]) -> dict[str, list[str]]:
+    """{split: its files}, from names as the hub and webdataset give them; {} when the names tell of none.
+
+    train-00000-of-00008.parquet, val_0003.tar, data/test/0000.parquet
+    """
+    named: dict[str, list[str]] = {}
+    for path in paths:
+        folder, base = path.rsplit("/", 1) if "/" in path else ("", path)
+        whole, word = _SHARD.match(base), _WORD.match(base)
+        parent = next((role(part) for part in reversed(folder.split("/")) if role(part)), "")
+        own = (word and role(word[0])) or (whole and (role(whole["split"]) or whole["split"])) or parent
+        named.setdefault(own, []).append(path)
+    if "" in named or (len(named) == 1 and not any(role(name) for name in named)):
+        return {}
+    return {split: named[own] for split, own in by_role({name: role(name) or name for name in named}).items()}
 
 
 @dataclass(frozen=True)

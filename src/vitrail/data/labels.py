@@ -1,0 +1,105 @@
+"""Label values as they are written in tables and shards -> numbers, and the names that go with them.
+
+A label is text or a whole number; several of them an image (a list, or "cat|dog" in a column
+called `labels`) make the data multi-label. Whole numbers count from 0. Names are numbered in
+the order declared (classes.txt, ClassLabel, `classes=`), else sorted, and the training split
+decides which there are. A sample whose label is missing or unknown is counted and left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.classes import compare_splits
+from vitrail.data.names import composed
+from vitrail.data.problem import Problems
+
+__all__ = ["Value", "empty_classes", "number", "read_value", "resolve"]
+
+Value = str | int | tuple[Any, ...] | None
+
+
+def read_value(raw: Any, several: bool) -> Value:
+    """One cell -> a name, a whole number, a tuple of either, or None where there is no label."""
+    if raw is None or (isinstance(raw, float) and math.isnan(raw)):
+        return None
+    if isinstance(raw, list | tuple | np.ndarray):
+        return tuple(v for v in (read_value(one, False) for one in raw) if v is not None)
+    if isinstance(raw, bool | np.bool_):
+        return str(raw).lower()
+    if isinstance(raw, int | np.integer):
+        return int(raw) if raw >= 0 else None
+    if isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    text = composed(str(raw).strip())
+    if several:
+        mark = "|" if "|" in text else ";"
+        return tuple(v for v in (read_value(one, False) for one in text.split(mark)) if v is not None)
+    if text.isascii() and text.isdigit() and (text == "0" or text[0] != "0"):
+        return int(text)
+    return text or None
+
+
+def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence[str] | None, problems: Problems) -> tuple[str, ...]:
+    """The class names that number the labels of `split`, given every split's labels."""
+    if fixed is not None:
+        return tuple(fixed)
+    found: dict[str, set[str | int]] = {}
+    for name, values in by_split.items():
+        mine = found.setdefault(name, set())
+        for value in values:
+            mine.update(value if isinstance(value, tuple) else () if value is None else (value,))
+    if all(isinstance(value, int) for values in found.values() for value in values):
+        top = max((int(value) for values in found.values() for value in values), default=-1)
+        return tuple(map(str, range(top + 1)))
+    lead = "train" if "train" in found else split
+    classes = sorted({str(value) for value in found[lead]}, key=lambda name: name.encode("utf-8", "surrogateescape"))
+    for name, values in found.items():
+        strange = {str(value) for value in values} - set(classes)
+        if name != lead and strange:  # a small split may lack a class; one that training never saw is another matter
+            compare_splits({"train": classes, name: [*classes, *sorted(strange)]}, "train", problems)
+    return tuple(classes)
+
+
+def number(
+    values: Sequence[Value], classes: Sequence[str], ids: Sequence[str], problems: Problems
+) -> tuple[np.ndarray | list[tuple[int, ...]], np.ndarray, bool]:
+    """(labels of the samples kept, their places in `values`, whether there are several labels an image)."""
+    table: dict[str | int, int] = {name: k for k, name in enumerate(classes)}
+    table |= {k: k for k in range(len(classes)) if str(k) not in table}  # a whole number is a place, unless it is a name
+    table |= {int(name): k for name, k in list(table.items()) if isinstance(name, str) and _plain(name)}
+    several = any(isinstance(value, tuple) for value in values)
+    if all(value is None for value in values):
+        return np.full(len(values), -1), np.arange(len(values)), False
+    keep: list[int] = []
+    labels: list[Any] = []
+    for i, value in enumerate(values):
+        wanted = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not wanted and not isinstance(value, tuple):
+            problems.add("missing-label", ids[i])
+            continue
+        known = [table[one] for one in wanted if one in table]
+        if len(known) < len(wanted):
+            strange = ", ".join(str(one) for one in wanted if one not in table)
+            problems.add("unknown-class", f"{ids[i]} ({strange})")
+            if not several or not known:
+                continue
+        keep.append(i)
+        labels.append(tuple(sorted(set(known))) if several else known[0])
+    return labels if several else np.asarray(labels, np.int64), np.asarray(keep, np.int64), several
+
+
+def _plain(name: str) -> bool:
+    return name.isascii() and name.isdigit() and (name == "0" or name[0] != "0")
+
+
+def empty_classes(labels: np.ndarray | list[tuple[int, ...]], classes: Sequence[str], problems: Problems) -> None:
+    """A class of the training split without an image (a long vocabulary of several labels an image may have some)."""
+    if isinstance(labels, np.ndarray) and len(labels):
+        counts = np.bincount(labels[labels >= 0], minlength=len(classes))
+        for k in np.flatnonzero(counts == 0):
+            problems.add("empty-class", classes[k])
