@@ -123,7 +123,7 @@ def _machine(place: torch.device) -> Iterator[Finding]:
 
 def _accelerator(place: torch.device) -> Iterator[Finding]:
     if place.type != "cuda":
-        yield Finding("note", "device", f"{describe_device(place)}; torch {'sees no GPU' if torch.version.cuda else 'was built without CUDA'}",
+        yield Finding("note", "device", f"{describe_device(place)}; torch {'sees no GPU' if torch.version.cuda else 'has no CUDA'}",
                       "training from scratch wants a GPU; fine-tuning and everything else work here")  # fmt: skip
         yield Finding("ok", "products", f"{_products(place, torch.float32):.2f} TFLOP/s fp32, {_products(place, torch.bfloat16):.2f} bf16")
         return
