@@ -48,6 +48,8 @@ POINTS = (
     "prune.before",
     "prune.after",
     "finish.before",
+    "predict.forward",
+    "predict.piece",
 )
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "usr1": signal.SIGUSR1}

@@ -1,0 +1,1 @@
+"""The HTTP server: `limits`, `batching`, `protocol` (slow clients), `app` (routes), `metrics`, `supervise`."""
