@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from vitrail.errors import UsageError, nearest
 from vitrail.evaluate.score import evaluating
 from vitrail.inspect.attention import Layer, in_batches, layers_of, transformer, watching
+from vitrail.inspect.overlay import overlay
 from vitrail.inspect.rollout import Fusion, rollout_vector
 from vitrail.model.pool import AttentionPool
 from vitrail.model.vit import Block, VisionTransformer
 
-__all__ = ["attention_rollout", "class_attention", "gradient_rollout", "logits_of", "reading", "rollout_whole"]
+__all__ = ["attention_rollout", "class_attention", "gradient_rollout", "logits_of", "overlay", "reading", "rollout_whole"]
 
 KEEP_BYTES = 256 << 20  # up to here the inputs of all layers are kept; past it some are computed again
 FORMS = ("matrix", "kept", "recomputed")
