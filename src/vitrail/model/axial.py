@@ -43,8 +43,8 @@ class AxialBlock(nn.Module):
     def __init__(self, config: ViTConfig, index: int) -> None:
         super().__init__()
         count = 2 * config.depth
-        self.rows = Block(config, 2 * index, count, partial(AxialAttention, axis="rows"))
-        self.columns = Block(config, 2 * index + 1, count, partial(AxialAttention, axis="columns"))
+        self.rows = Block(config, 2 * index, count, attention=partial(AxialAttention, axis="rows"))
+        self.columns = Block(config, 2 * index + 1, count, attention=partial(AxialAttention, axis="columns"))
 
     def forward(self, z_BND: Tensor, key: Tensor | None = None) -> Tensor:
         return self.columns(self.rows(z_BND, key), key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def xavier_uniform_(weight: Tensor, generator: torch.Generator, parts: int = 1) 
     weight.uniform_(-bound, bound, generator=generator)
 
 
-def initialise_parameter(name: str, parameter: Tensor, config: Config, generator: torch.Generator) -> None:
+def initialise_parameter(name: str, parameter: Tensor, config: Any, generator: torch.Generator) -> None:
     """One parameter of a model by its name. The order of the tests is from the particular to the general."""
     *_, owner, kind = ("", *name.split("."))
     if owner in ("head", "head_dist"):

@@ -1,7 +1,8 @@
 """Position embeddings (appendix D.4): they know their grid, and go to another one.
 
-Every kind answers two questions: `patches()`, the (N, D) to add to the patch tokens in
-raster order, and `prefix()`, the rows of the tokens before them (None: they have none).
+Every kind that is added to tokens answers two questions: `patches()`, the (N, D) for the
+patch tokens in raster order, and `prefix()`, the rows of the tokens before them (None: they
+have none). The relative kind is added to the logits of an attention instead.
 """
 
 from __future__ import annotations
@@ -12,12 +13,39 @@ from torch import Tensor, nn
 
 from vitrail.errors import UsageError
 
-__all__ = ["LearnedPosition", "LearnedPosition2d", "RelativePosition", "SincosPosition", "position_for", "resample_grid", "sincos2d"]
+__all__ = [
+    "LearnedPosition",
+    "LearnedPosition2d",
+    "Position",
+    "RelativePosition",
+    "SincosPosition",
+    "position_for",
+    "resample_grid",
+    "sincos2d",
+]
 
 Grid = tuple[int, int]
 
 
-class LearnedPosition(nn.Module):
+class Position(nn.Module):
+    """What is added to the tokens of a grid of (rows, columns)."""
+
+    grid: Grid
+
+    def prefix(self) -> Tensor | None:
+        """(P, D): rows of the class token and the like, or None."""
+        return None
+
+    def patches(self) -> Tensor:
+        """(N, D), in raster order."""
+        raise NotImplementedError
+
+    def resize(self, grid: Grid) -> None:
+        """To another grid, in place."""
+        raise NotImplementedError
+
+
+class LearnedPosition(Position):
     """A learned vector for every token (the paper's): table rows are prefix tokens, then patches."""
 
     def __init__(self, width: int, grid: Grid, prefix: int, resample: str) -> None:
@@ -38,7 +66,7 @@ class LearnedPosition(nn.Module):
         self.grid = grid
 
 
-class LearnedPosition2d(nn.Module):
+class LearnedPosition2d(Position):
     """A learned half-width vector for every column and every row, concatenated [column; row]."""
 
     def __init__(self, width: int, grid: Grid, prefix: int, resample: str) -> None:
@@ -62,7 +90,7 @@ class LearnedPosition2d(nn.Module):
         self.grid = grid
 
 
-class SincosPosition(nn.Module):
+class SincosPosition(Position):
     """Fixed sines and cosines of column and row; nothing learned, nothing stored."""
 
     table: Tensor
@@ -71,9 +99,6 @@ class SincosPosition(nn.Module):
         super().__init__()
         self.width = width
         self.resize(grid)
-
-    def prefix(self) -> Tensor | None:
-        return None
 
     def patches(self) -> Tensor:
         return self.table
@@ -113,7 +138,7 @@ class RelativePosition(nn.Module):
         self.tokens = tokens
 
 
-def position_for(kind: str, width: int, grid: Grid, prefix: int, resample: str) -> nn.Module | None:
+def position_for(kind: str, width: int, grid: Grid, prefix: int, resample: str) -> Position | None:
     """The module of one kind; None where nothing is added to the tokens."""
     if kind == "learned":
         return LearnedPosition(width, grid, prefix, resample)

@@ -172,6 +172,11 @@ def stages_for(layers: tuple[int, ...], root_width: int, numerics: Numerics, ver
     return stages
 
 
+def units(stages: nn.ModuleList) -> list[nn.Module]:
+    """Every unit, from the root to the head."""
+    return [unit for stage in stages for unit in stage.children()]
+
+
 class HybridStem(nn.Module):
     """A v1 ResNet without pooling and head, in front of the patches: (B, C, H, W) -> (B, C', H / stride, W / stride)."""
 
@@ -182,9 +187,8 @@ class HybridStem(nn.Module):
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         x = self.root(x)
-        for stage in self.stages:
-            for unit in stage:
-                x = unit(x)
+        for unit in units(self.stages):
+            x = unit(x)
         return x
 
 
@@ -216,9 +220,8 @@ class ResNet(nn.Module):
         """The last feature map, normalised and activated."""
         self.check_input(x)
         x = self.root(x)
-        for stage in self.stages:
-            for unit in stage:
-                x = checkpoint(unit, x, use_reentrant=False) if self.recompute and self.training else unit(x)
+        for unit in units(self.stages):
+            x = checkpoint(unit, x, use_reentrant=False) if self.recompute and self.training else unit(x)
         return x if self.norm is None else F.relu(self.norm(x))
 
     def tokens(self, x: Float[Tensor, "B C H W"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:

@@ -22,7 +22,7 @@ from vitrail.model.initial import initialise, initialise_head
 from vitrail.model.mlp import Mlp
 from vitrail.model.patch import PatchEmbedding
 from vitrail.model.pool import AttentionPool, pool_tokens
-from vitrail.model.position import RelativePosition, position_for
+from vitrail.model.position import Position, RelativePosition, position_for
 from vitrail.model.resnet import HybridStem
 
 if TYPE_CHECKING:
@@ -79,9 +79,17 @@ class Block(nn.Module):
     """One layer of the encoder: z -> z' -> z, each half normalised first and added to its input.
 
     `index` of `count`: where the layer stands, for stochastic depth and the sites of its draws.
+    `shared`: the model's own positions, where every layer adds them again.
     """
 
-    def __init__(self, config: ViTConfig, index: int, count: int, attention: Callable[[ViTConfig, int], Attention] = Attention) -> None:
+    def __init__(
+        self,
+        config: ViTConfig,
+        index: int,
+        count: int,
+        shared: Position | None = None,
+        attention: Callable[[ViTConfig, int], Attention] = Attention,
+    ) -> None:
         super().__init__()
         site = 1 + SITES_A_BLOCK * index
         depth_share = 1.0 if config.drop_path_uniform else index / max(1, count - 1)
@@ -99,7 +107,7 @@ class Block(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(config.width)) if scales else None
         separate = config.position_at == "every" and index > 0  # the first layer's table is the model's own
         self.position = build_position(config) if separate else None
-        self.shared_position: tuple[nn.Module | None] = (None,)  # a tuple, so that its parameters count once
+        self.shared_position = (shared,)  # a tuple, so that its parameters are the model's alone
 
     def forward(self, z_BTD: Tensor, key: Tensor | None = None) -> Tensor:
         z = z_BTD
@@ -142,9 +150,6 @@ class VisionTransformer(nn.Module):
         self.drop = Dropout(config.dropout, site=0)
         self.norm_pre = nn.LayerNorm(width, eps=config.eps) if config.norm_pre else None
         self.blocks = nn.ModuleList(self.layer(config, index) for index in range(config.depth))
-        if config.position_at == "shared":
-            for block in self.blocks[1:]:
-                block.shared_position = (self.position,)
         self.norm = nn.LayerNorm(width, eps=config.eps) if config.final_norm else nn.Identity()
         self.map = AttentionPool(config) if config.pool == "map" else None
         self.fc_norm = nn.LayerNorm(config.pooled_width, eps=config.eps) if config.fc_norm else nn.Identity()
@@ -154,7 +159,8 @@ class VisionTransformer(nn.Module):
 
     def layer(self, config: ViTConfig, index: int) -> nn.Module:
         """Layer `index` of the encoder, unfilled."""
-        return Block(config, index, config.depth)
+        shared = self.position if config.position_at == "shared" and index > 0 else None
+        return Block(config, index, config.depth, shared)
 
     # ---- forward, from the picture to the logits ----
 
@@ -191,7 +197,7 @@ class VisionTransformer(nn.Module):
         """z_0 from patch vectors; `keep` leaves only the patches with these numbers, after their positions are added (MAE)."""
         patches = patches if self.position is None else patches + self.position.patches()
         if keep is not None:
-            patches = self.visible(patches, keep)
+            patches = patches.gather(1, keep[:, :, None].expand(-1, -1, patches.shape[2]))
         z = patches if self.config.prefix == 0 else torch.cat([self.prefix_tokens(patches), patches], dim=1)  # eq. 1
         z = self.drop(z, key)
         return z if self.norm_pre is None else self.norm_pre(z)
@@ -252,7 +258,7 @@ class VisionTransformer(nn.Module):
         for module in self.modules():
             if isinstance(module, RelativePosition):
                 module.resize(config.tokens)
-            elif hasattr(module, "patches") and hasattr(module, "resize"):
+            elif isinstance(module, Position):
                 module.resize(config.grid)
         self.config = config
         return self
@@ -280,11 +286,11 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale
 
 
-def build_position(config: ViTConfig) -> nn.Module | None:
+def build_position(config: ViTConfig) -> Position | None:
     return position_for(config.position, config.width, config.grid, config.position_prefix, config.position_resample)
 
 
-def sequence_positions(position: nn.Module, tokens: int) -> Tensor:
+def sequence_positions(position: Position, tokens: int) -> Tensor:
     """(T, D): rows of the whole sequence, zero for prefix tokens that have none (appendix D.4, every layer)."""
     prefix, patches = position.prefix(), position.patches()
     missing = tokens - patches.shape[0] - (prefix.shape[0] if prefix is not None else 0)
