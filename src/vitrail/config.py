@@ -70,7 +70,7 @@ class DataSpec:
     train: str = ""  # path or URI of the training images; empty: the user must say
     train_split: str = "train"  # a split expression: "train", "train[:99%]"
     eval: str | None = None  # None: the same source as train
-    eval_split: str | None = None  # None: validation or test, whichever the source has, else a held-out part
+    eval_split: str | None = None  # None: what train_split leaves, validation or test, else a held-out tenth; "none": nothing
     examples: int | None = None  # training images the recipe expects; only for planning before the data is opened
     crop: Literal["inception", "random_resized", "resize_crop", "pad_crop", "resize"] = "inception"  # training view
     crop_area: tuple[float, float] = (0.05, 1.0)  # inception, random_resized: least and greatest part of the image
@@ -199,6 +199,7 @@ class TrainSpec:
     skip_nonfinite: int = 0  # steps with NaN or Inf passed over (weights untouched) before the run stops with exit 4
     trackers: tuple[str, ...] = ()  # "tensorboard", "wandb", "mlflow"; metrics.jsonl is always written
     stop_after_evals: int | None = None  # early stopping: evaluations without a better one; None: run to the end
+    sure: bool = False  # run although the recipe looks as if it cannot work (see train/question.py)
 
 
 @dataclass(frozen=True)
@@ -568,7 +569,7 @@ _FREE = (
     "name paper note expected* select.* eval.* data.about data.eval data.eval_split data.workers data.resident "
     "data.eval_* train.log_* train.save_* train.keep_* train.stop_after_evals train.micro_batch_size "
     "train.compile train.checkpoint_blocks train.parallel train.sharded_checkpoints train.stop_after_minutes "
-    "train.max_minutes train.stall_timeout_s train.skip_nonfinite train.trackers"
+    "train.max_minutes train.stall_timeout_s train.skip_nonfinite train.trackers train.sure"
 ).split()
 # What cannot change: the checkpoint holds tensors of this shape, or the sample order would break.
 _FIXED = (

@@ -12,7 +12,7 @@ import torch
 
 from vitrail.errors import ResourceError, UsageError, nearest
 
-__all__ = ["PRECISIONS", "Precision", "deterministic", "describe_device", "memory_in_use", "peak_flops", "pick_device"]
+__all__ = ["PRECISIONS", "Precision", "describe_device", "deterministic", "memory_in_use", "peak_flops", "pick_device"]
 
 PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": None}
 

@@ -12,7 +12,7 @@ it gloo aborts in about a third of the exits, after the work is done.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 __all__ = [
+    "accumulating",
     "agree",
     "barrier",
     "broadcast_object",
@@ -117,18 +118,36 @@ def gather_objects(value: Any) -> list[Any]:
 def wrap_data_parallel(model: nn.Module, device: torch.device) -> nn.Module:
     """DDP: gradients averaged over ranks, buckets sent while the backward pass still runs."""
     ids = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
-def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """FSDP2: each block's parameters sharded over the ranks, gathered just before use; names do not change."""
+def shard(model: nn.Module, parts: Iterable[nn.Module], device: torch.device, methods: Iterable[str] = ()) -> nn.Module:
+    """FSDP2: the parameters of each part, then the rest, sharded over the ranks and gathered just before use.
+
+    Names do not change; parameters become DTensors. `methods` of the model gather them as `forward` does.
+    """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (world(),))
-    for block in getattr(model, "blocks", ()):
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    for part in parts:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for name in methods:
+        register_fsdp_forward_method(model, name)
+    return model
+
+
+@contextmanager
+def accumulating(module: Any, *, last: bool) -> Iterator[None]:
+    """Around one micro-batch: gradients travel between ranks with the last one only."""
+    if hasattr(module, "set_requires_gradient_sync"):  # FSDP2
+        module.set_requires_gradient_sync(last)
+    elif not last and hasattr(module, "no_sync"):  # DDP
+        with module.no_sync():
+            yield
+        return
+    yield
 
 
 def is_sharded(tensor: Tensor) -> bool:

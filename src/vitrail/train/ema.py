@@ -7,6 +7,9 @@ Three ways to start (the paper gives none, so the choice is a recipe's):
              (13.5 % after the 20,000 steps and 0.9999 of Table 2)
     debias   from nothing, divided by 1 - d ** t when read: no trace of the start
     ramp     d_t = min(d, (1 + t) / (10 + t)): short memory first, long memory later
+
+A step that was passed over (NaN) leaves the average, and its count, as they are. Whether it
+was is known on the device alone, so the count lives there, and no step waits for it.
 """
 
 from __future__ import annotations
@@ -24,35 +27,47 @@ __all__ = ["Ema"]
 
 
 class Ema:
-    """The average of a model's parameters (float32); buffers are copied as they are."""
+    """The average of a model's parameters (in float32 at least); buffers are left alone."""
 
     def __init__(self, model: nn.Module, spec: EmaSpec) -> None:
         if spec.decay is None or not 0.0 <= spec.decay < 1.0:
             raise UsageError(f"ema.decay must be at least 0 and below 1, not {spec.decay}.")
         self.spec = spec
         self.decay = spec.decay
-        self.updates = 0
-        self.start_share = 1.0  # product of all decays so far: what is left of the start
         self._average = {
-            name: torch.zeros_like(p, dtype=torch.float32) if spec.debias else p.detach().float().clone()
-            for name, p in model.named_parameters()
+            name: torch.zeros_like(wide(p.detach())) if spec.debias else wide(p.detach()).clone() for name, p in model.named_parameters()
         }
+        device = _local(next(iter(self._average.values()))).device
+        self._updates = torch.zeros((), dtype=torch.float64, device=device)
+        self._start_share = torch.ones((), dtype=torch.float64, device=device)  # product of all decays: what is left of the start
 
-    def decay_at(self, update: int) -> float:
+    @property
+    def updates(self) -> int:
+        return int(self._updates)
+
+    @property
+    def start_share(self) -> float:
+        return float(self._start_share)
+
+    def decay_at(self, update: Tensor) -> Tensor:
         """The decay of update 0, 1, 2, …"""
-        return min(self.decay, (1 + update) / (10 + update)) if self.spec.ramp else self.decay
+        if not self.spec.ramp:
+            return torch.full_like(update, self.decay)
+        return torch.clamp_max((1 + update) / (10 + update), self.decay)
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """To be called after each step. After a step that was skipped it takes the unchanged weights once more."""
-        decay = self.decay_at(self.updates)
-        average, weights = [], []
-        for name, p in model.named_parameters():
-            average.append(_local(self._average[name]))
-            weights.append(_local(p.detach()).float())
-        torch._foreach_lerp_(average, weights, 1.0 - decay)
-        self.updates += 1
-        self.start_share *= decay
+    def update(self, model: nn.Module, applied: Tensor | None = None) -> None:
+        """To be called after each step; `applied` False (0-d, on the device) changes nothing."""
+        decay = self.decay_at(self._updates)
+        if applied is not None:
+            decay = torch.where(applied, decay, 1.0)
+        average = [_local(self._average[name]) for name, _ in model.named_parameters()]
+        weights = [wide(_local(p.detach())) for _, p in model.named_parameters()]
+        change = torch._foreach_sub(weights, average)
+        torch._foreach_mul_(change, (1.0 - decay).to(average[0].dtype))
+        torch._foreach_add_(average, change)
+        self._updates += 1 if applied is None else applied
+        self._start_share *= decay
 
     def average(self) -> dict[str, Tensor]:
         """The averaged parameters by name (bias-corrected where the spec says so)."""
@@ -84,8 +99,7 @@ class Ema:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Flat and live, as `Optimizer.state_dict`."""
-        share = torch.tensor(self.start_share, dtype=torch.float64)
-        return {**self._average, "updates": torch.tensor(self.updates), "start_share": share}
+        return {**self._average, "updates": self._updates, "start_share": self._start_share}
 
     @torch.no_grad()
     def load_state_dict(self, table: Mapping[str, Tensor]) -> None:
@@ -96,10 +110,13 @@ class Ema:
                 f"The saved average does not fit this model: {len(odd)} tensors differ, for example {odd[0]!r}.",
                 hint="resume with the recipe the run was started with",
             )
-        for name, t in self._average.items():
+        for name, t in own.items():
             t.copy_(table[name])
-        self.updates = int(table["updates"])
-        self.start_share = float(table["start_share"])
+
+
+def wide(t: Tensor) -> Tensor:
+    """float32, or float64 where it already is."""
+    return t if t.dtype == torch.float64 else t.float()
 
 
 def _local(t: Tensor) -> Tensor:

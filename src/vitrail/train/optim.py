@@ -4,7 +4,7 @@ Each step measures the norm of all gradients once. If it is not finite, nothing 
 weight, not a moment, not the step count. The decision stays on the device (a 0-d tensor), so no
 step waits for it. All arithmetic is element by element or in a fixed order, and repeats bit for bit.
 
-    optimizer = build_optimizer(model, recipe.optim)
+    optimizer = build_optimizer(model.named_parameters(), recipe.optim)
     info = optimizer.step(lr)          # info.grad_norm, info.applied: 0-d tensors on the device
 
 State is a flat table of named tensors ("blocks.0.norm1.weight/m"), fit for safetensors.
@@ -102,21 +102,23 @@ def groups_of(named: Iterable[tuple[str, nn.Parameter]], spec: OptimSpec) -> tup
         if is_head(name) and spec.head_weight_decay is not None:
             decay = spec.head_weight_decay
         table[rate, decay if spec.decay == "all" or decays(name, p) else 0.0].append((name, p))
-    return tuple(
-        Group(tuple(n for n, _ in members), tuple(p for _, p in members), rate, decay)
-        for (rate, decay), members in table.items()
-    )
+    return tuple(Group(tuple(n for n, _ in members), tuple(p for _, p in members), rate, decay) for (rate, decay), members in table.items())
 
 
-def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
-    """The optimizer of a recipe over a model's trainable parameters."""
+def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], spec: OptimSpec) -> Optimizer:
+    """The optimizer of a recipe over the trainable ones of named parameters."""
     kinds: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": Sgd, "adafactor": Adafactor, "lamb": Lamb}
     if spec.name not in kinds:
         raise UsageError(f"There is no optimizer {spec.name!r}{nearest(spec.name, kinds)}.")
-    return kinds[spec.name](groups_of(model.named_parameters(), spec), spec)
+    return kinds[spec.name](groups_of(named, spec), spec)
 
 
 # ---------------------------------------------------------------- sharded tensors
+
+
+def _wide(t: Tensor) -> Tensor:
+    """float32, or float64 where it already is."""
+    return t if t.dtype == torch.float64 else t.float()
 
 
 def _local(t: Tensor) -> Tensor:
@@ -131,8 +133,8 @@ def _full(t: Tensor) -> Tensor:
 
 
 def global_norm(grads: Iterable[Tensor]) -> Tensor:
-    """The 2-norm over all gradients, in float32, over all shards."""
-    total = torch.nn.utils.get_total_norm([g if g.dtype == torch.float32 else g.float() for g in grads])
+    """The 2-norm over all gradients, in float32 at least, over all shards."""
+    total = torch.nn.utils.get_total_norm([_wide(g) for g in grads])
     return _full(total)
 
 
@@ -216,9 +218,10 @@ class Optimizer:
     # ---- for the kinds
 
     def _fresh(self, p: Tensor) -> dict[str, Tensor]:
-        """Zero state for one parameter: moments in float32, the first one as the spec says."""
-        dtypes = {"m": getattr(torch, self.spec.momentum_dtype)}
-        return {slot: torch.zeros_like(p, dtype=dtypes.get(slot, torch.float32)) for slot in self.slots}
+        """Zero state for one parameter: moments in float32 (float64 for float64), the first one as the spec says."""
+        kept = _wide(p).dtype
+        first = kept if self.spec.momentum_dtype == "float32" else getattr(torch, self.spec.momentum_dtype)
+        return {slot: torch.zeros_like(p, dtype=first if slot == "m" else kept) for slot in self.slots}
 
     def _update(self, group: Group, lr: float, divisor: Tensor, applied: Tensor) -> None:
         """One tensor after another; `_direction` says where to go. Written for exactness, not for speed."""
@@ -226,15 +229,13 @@ class Optimizer:
             p, g = _local(parameter), _local(parameter.grad)  # type: ignore[arg-type]
             state = {slot: _local(t) for slot, t in self._state[name].items()}
             # 0 where skipped: the arithmetic below stays finite, and `where` keeps every old bit.
-            g = torch.where(applied, g.float() / divisor, 0.0)
-            direction, new = self._direction(p.float(), g, state, group.weight_decay)
+            g = torch.where(applied, _wide(g) / divisor, 0.0)
+            direction, new = self._direction(_wide(p), g, state, group.weight_decay)
             p.copy_(torch.where(applied, (p - lr * direction).to(p.dtype), p))
             for slot, value in new.items():
                 state[slot].copy_(torch.where(applied, value.to(state[slot].dtype), state[slot]))
 
-    def _direction(
-        self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _direction(self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         """What the rate multiplies, weight decay included, and the state to keep."""
         raise NotImplementedError
 
@@ -249,7 +250,7 @@ class Optimizer:
         beta1, beta2 = self.spec.betas
         m = _held(beta1, state["m"]) + (1 - beta1) * g
         v = beta2 * state["v"] + (1 - beta2) * g * g
-        m_hat, v_hat = m / (1 - beta1 ** self._at_least_one), v / (1 - beta2 ** self._at_least_one)
+        m_hat, v_hat = m / (1 - beta1**self._at_least_one), v / (1 - beta2**self._at_least_one)
         return m_hat / (v_hat.sqrt() + self.spec.eps), {"m": m, "v": v}
 
     @property
@@ -288,9 +289,7 @@ class AdamW(Optimizer):
             maximize=False,
         )
 
-    def _direction(
-        self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _direction(self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         direction, new = self._adam(g, state)
         return direction + weight_decay * p, new
 
@@ -318,9 +317,7 @@ class Sgd(Optimizer):
             maximize=False,
         )
 
-    def _direction(
-        self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _direction(self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         if self.spec.coupled_decay:
             m = g + weight_decay * p + _held(self.spec.momentum, state["m"])
             return m, {"m": m}
@@ -355,9 +352,7 @@ class Adafactor(Optimizer):
             state |= {"v_rows": whole.mean(axes[1]), "v_columns": whole.mean(axes[0])}
         return state
 
-    def _direction(
-        self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _direction(self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         beta1, cap = self.spec.betas
         beta2 = torch.clamp_max(1.0 - self._at_least_one**-self.exponent, cap)
         square = g * g + self.floor
@@ -386,9 +381,7 @@ class Lamb(Optimizer):
         super().__init__(groups, spec)
         _refuse_shards(self)
 
-    def _direction(
-        self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _direction(self, p: Tensor, g: Tensor, state: dict[str, Tensor], weight_decay: float) -> tuple[Tensor, dict[str, Tensor]]:
         direction, new = self._adam(g, state)
         if not weight_decay:
             return direction, new
@@ -401,7 +394,7 @@ class Lamb(Optimizer):
 def _held(beta: float, m: Tensor) -> Tensor:
     """beta * m in m's own precision, then float32. For a bfloat16 moment beta itself is rounded, as in JAX
     (0.9 becomes 0.8984): with it, the paper's trajectories are met to the last digits, without it to 1 %."""
-    return (torch.tensor(beta, dtype=m.dtype).item() * m).float()
+    return _wide(torch.tensor(beta, dtype=m.dtype).item() * m)
 
 
 def _refuse_shards(optimizer: Optimizer) -> None:

@@ -1,185 +1,132 @@
 """Everything a run is made of, to files and back, bit for bit.
 
-`TrainState` holds the model, optimizer, EMA, loss scale and the one integer `step`; draws
-are functions of the step, so there is no generator to save. Tensors go to safetensors
-under readable names (`exp_avg/blocks.0.mlp.fc1.weight`); everything else to state.json.
+A run is a few named parts (model, optimizer, ema, loss scale), each a flat table of named
+tensors, and one integer, `step`. Draws are functions of the step, so there is no generator
+to save. Each part is one safetensors file; the rest is state.json.
 
-Two layouts, read by each other: whole tensors (one file, gathered from shards when
-needed), and sharded (each rank writes its part through torch.distributed.checkpoint).
+Two layouts, each readable by any number of ranks: whole tensors (gathered from shards when
+there are any), and shards (each rank writes its own through torch.distributed.checkpoint).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.runtime import distributed
 from vitrail.runtime.disk import write_tensors
-from vitrail.runtime.faults import fault
 from vitrail.train.store import Checkpoint, Draft
 
-__all__ = ["Stateful", "TrainState", "load_state", "optimizer_tensors", "save_state"]
+__all__ = ["Part", "TrainState", "load_state", "save_state"]
 
 
-class Stateful(Protocol):
-    """An EMA or a loss scale: named tensors out, the same in."""
+class Part(Protocol):
+    """Named live tensors out; the same names in, copied."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state: Any) -> Any: ...
 
 
 @dataclass
 class TrainState:
-    """What changes from step to step. `model` is the plain module, inside any DDP or compiled wrapper."""
+    """What changes from step to step. parts["model"] is the plain module, inside any wrapper."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    ema: Stateful | None = None
-    extra: Stateful | None = None  # the loss scale of fp16
+    parts: dict[str, Part]
     step: int = 0
+    pending: list[float] = field(default_factory=list)  # losses since the last line of metrics.jsonl
+    best: dict[str, Any] = field(default_factory=dict)  # step and figure of the best evaluation
+    counters: dict[str, float] = field(default_factory=dict)  # seconds, device-hours, lost log lines, …
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's state by parameter name: tensors as `key/name`, plain numbers apart."""
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            target = tensors if isinstance(value, Tensor) else plain
-            target[f"{key}/{name}"] = value
-    return tensors, plain
-
-
-def _collect(state: TrainState) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """{file name: {tensor name: tensor}} and the JSON that goes beside it."""
-    optimizer, plain = optimizer_tensors(state.model, state.optimizer)
-    files = {"model": dict(state.model.state_dict()), "optimizer": optimizer}
-    body: dict[str, Any] = {"step": state.step, "optimizer": plain}
-    for name, part in (("ema", state.ema), ("scale", state.extra)):
-        if part is not None:
-            saved = part.state_dict()
-            files[name] = {key: value for key, value in saved.items() if isinstance(value, Tensor)}
-            body[name] = {key: value for key, value in saved.items() if not isinstance(value, Tensor)}
-    return files, body
+def _tables(state: TrainState) -> dict[str, dict[str, Tensor]]:
+    return {name: {key: value.detach() for key, value in part.state_dict().items()} for name, part in state.parts.items()}
 
 
 def save_state(draft: Draft, state: TrainState, about: Mapping[str, Any], *, sharded: bool = False) -> None:
-    """Fill a draft. With several ranks every rank calls this with a draft of the same path; rank 0's is committed."""
-    files, body = _collect(state)
+    """Fill a draft. Every rank calls this (gathering is collective); rank 0 writes the whole tensors."""
+    tables = _tables(state)
     if sharded:
-        _save_shards(draft, files)
-    for name, tensors in files.items():
-        if sharded:
-            break
-        gathered = {key: distributed.whole(value) for key, value in tensors.items()}  # a collective: all ranks
-        if distributed.is_main():
-            draft.add(f"{name}.safetensors", lambda path, whole=gathered: write_tensors(path, _unshared(whole)))  # type: ignore[misc]
+        _save_shards(draft, tables)
+    refused: OSError | None = None  # raised at the end: until then the other ranks count on this one to gather
+    for name, table in () if sharded else tables.items():
+        gathered = {key: distributed.whole(value) for key, value in table.items()}
+        if distributed.is_main() and refused is None:
+            try:
+                draft.add(f"{name}.safetensors", lambda path, table=gathered: write_tensors(path, table))  # type: ignore[misc]
+            except OSError as error:
+                refused = error
         del gathered
+    if refused is not None:
+        raise refused
     if distributed.is_main():
-        draft.add_json("state.json", {**about, **body, "files": sorted(files), "sharded": sharded})
+        body = {"step": state.step, "pending": state.pending, "best": state.best, "counters": state.counters}
+        draft.add_json("state.json", {**about, **body, "parts": sorted(tables), "sharded": sharded})
 
 
-def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _save_shards(draft: Draft, files: dict[str, dict[str, Tensor]]) -> None:
+def _save_shards(draft: Draft, tables: Mapping[str, Mapping[str, Tensor]]) -> None:
     import torch.distributed.checkpoint as dcp
 
-    flat = {f"{file}/{name}": tensor.detach() for file, tensors in files.items() for name, tensor in tensors.items()}
+    flat = {f"{part}/{name}": tensor for part, table in tables.items() for name, tensor in table.items()}
     dcp.save(flat, checkpoint_id=draft.path / "shards")
     if distributed.is_main():
         draft.add_existing("shards")
-        fault("commit.after_file")
 
 
 def load_state(checkpoint: Checkpoint, state: TrainState) -> dict[str, Any]:
-    """Put a checkpoint into `state` and return its state.json. Any layout into any number of ranks."""
+    """Put a checkpoint into `state` and return its state.json: any layout into any number of ranks."""
     body = checkpoint.state()
-    read = _read_shards if body["sharded"] else _read_files
-    files = read(checkpoint.path, body, state)
-    _load_model(state.model, files["model"], checkpoint.path)
-    _load_optimizer(state, files["optimizer"], body["optimizer"])
-    for name, part in (("ema", state.ema), ("scale", state.extra)):
-        if part is not None and name in files:
-            part.load_state_dict({**files[name], **body[name]})
+    missing = sorted(state.parts.keys() - set(body["parts"]))
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path} has no {' and no '.join(missing)}, which this recipe needs.",
+            hint="resume with the recipe the run was started with, or choose another --out.",
+        )
+    ours = _tables(state)
+    saved = _read_shards(checkpoint.path, ours) if body["sharded"] else _read_files(checkpoint.path, ours)
+    for name, part in state.parts.items():
+        _check_names(f"{checkpoint.path} {name}", ours[name], saved[name])
+        fitted = {key: _like(saved[name][key], target) for key, target in ours[name].items()}
+        part.load_state_dict(fitted)
     state.step = int(body["step"])
+    state.pending, state.best, state.counters = list(body["pending"]), dict(body["best"]), dict(body["counters"])
     return body
 
 
-def _read_files(path: Path, body: dict[str, Any], _state: TrainState) -> dict[str, dict[str, Tensor]]:
+def _read_files(path: Path, ours: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
-    return {name: load_file(path / f"{name}.safetensors") for name in body["files"]}
+    return {name: load_file(path / f"{name}.safetensors") for name in ours}
 
 
-def _read_shards(path: Path, body: dict[str, Any], state: TrainState) -> dict[str, dict[str, Tensor]]:
-    """Allocate every tensor of the checkpoint, shaped and sharded as we are now, and let DCP fill them."""
+def _read_shards(path: Path, ours: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Let DCP fill tensors shaped and sharded as ours are now (it cuts and joins as needed)."""
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    metadata = dcp.FileSystemReader(path / "shards").read_metadata().state_dict_metadata
-    ours = {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
-    flat: dict[str, Any] = {}
-    for name, saved in metadata.items():
-        assert isinstance(saved, TensorStorageMetadata), name
-        parameter = ours.get(name.partition("/")[2] if name.startswith("model/") else name.split("/", 2)[-1])
-        like = parameter is not None and parameter.shape == saved.size and distributed.is_sharded(parameter)
-        flat[name] = (
-            torch.zeros_like(parameter, dtype=saved.properties.dtype)  # type: ignore[arg-type]
-            if like
-            else torch.zeros(saved.size, dtype=saved.properties.dtype)
-        )
-    dcp.load(flat, checkpoint_id=path / "shards")
-    files: dict[str, dict[str, Tensor]] = {name: {} for name in body["files"]}
-    for name, tensor in flat.items():
-        file, _, rest = name.partition("/")
-        files[file][rest] = tensor
-    return files
+    flat = {f"{part}/{name}": torch.empty_like(tensor) for part, table in ours.items() for name, tensor in table.items()}
+    dcp.load(flat, checkpoint_id=path / "shards", no_dist=distributed.world() == 1)
+    return {part: {name: flat[f"{part}/{name}"] for name in table} for part, table in ours.items()}
 
 
-def _load_model(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    targets = dict(model.state_dict())
-    if targets.keys() != tensors.keys():
-        missing, unexpected = sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
+def _check_names(where: str, ours: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    missing, unexpected = sorted(ours.keys() - saved.keys()), sorted(saved.keys() - ours.keys())
+    shapes = [name for name in ours.keys() & saved.keys() if ours[name].shape != saved[name].shape]
+    if missing or unexpected or shapes:
         raise CheckpointError(
-            f"{path} does not fit this model: missing {missing[:5]}, unexpected {unexpected[:5]}.",
+            f"{where} does not fit: missing {missing[:5]}, unexpected {unexpected[:5]}, of another shape {shapes[:5]}.",
             hint="resume with the recipe the run was started with, or choose another --out.",
         )
-    with torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(_like(tensors[name], target))
 
 
 def _like(value: Tensor, target: Tensor) -> Tensor:
-    """`value` sharded as `target` is (full tensors are cut up; shards fit already)."""
-    if distributed.is_sharded(target) and not distributed.is_sharded(value):
-        from torch.distributed.tensor import distribute_tensor
+    """A whole tensor cut up as `target` is, when that is sharded; shards from DCP fit already."""
+    if not distributed.is_sharded(target) or distributed.is_sharded(value):
+        return value
+    from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(value.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]
-    return distributed.whole(value) if distributed.is_sharded(value) and not distributed.is_sharded(target) else value
-
-
-def _load_optimizer(state: TrainState, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    """Straight into `optimizer.state`: load_state_dict would cast a bf16 momentum to the parameter's type."""
-    parameters = dict(state.model.named_parameters())
-    on_device = {
-        parameter: bool(group.get("fused") or group.get("capturable"))
-        for group in state.optimizer.param_groups
-        for parameter in group["params"]
-    }
-    for place, value in [*tensors.items(), *plain.items()]:
-        key, _, name = place.partition("/")
-        parameter = parameters[name]
-        if isinstance(value, Tensor):
-            if value.shape == parameter.shape:
-                value = _like(value, parameter)
-            if key != "step" or on_device.get(parameter, False):
-                value = value.to(parameter.device)
-        state.optimizer.state[parameter][key] = value
+    return distribute_tensor(value.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]

@@ -1,0 +1,180 @@
+"""Everything a run holds, opened in order: data, model, objective, optimizer, average, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.config import Recipe, to_dict
+from vitrail.data.augment import Augment
+from vitrail.data.crop import TrainView
+from vitrail.data.transform import Preprocess
+from vitrail.errors import UsageError
+from vitrail.evaluate.score import precision_for
+from vitrail.runtime import distributed
+from vitrail.runtime.device import Precision, deterministic, pick_device
+from vitrail.train.ema import Ema
+from vitrail.train.memory import first_micro_batch
+from vitrail.train.objective import Objective, Supervised, balanced_weights
+from vitrail.train.optim import Optimizer, build_optimizer
+from vitrail.train.plan import Plan, plan_run
+from vitrail.train.question import question
+from vitrail.train.rundir import RunDirectory, versions
+from vitrail.train.saver import Saver
+from vitrail.train.scale import LossScale
+from vitrail.train.start import starting_model
+from vitrail.train.state import TrainState
+from vitrail.train.step import TrainStep
+from vitrail.train.store import CheckpointStore
+from vitrail.train.stream import HeldFeed, Sources, TrainFeed, open_sources
+
+__all__ = ["Run", "open_run"]
+
+
+@dataclass
+class Run:
+    """One training run, ready to step."""
+
+    recipe: Recipe
+    folder: RunDirectory
+    device: torch.device
+    precision: Precision
+    sources: Sources
+    view: TrainView
+    preprocess: Preprocess
+    model: nn.Module
+    objective: Objective
+    optimizer: Optimizer
+    ema: Ema | None
+    step: TrainStep
+    plan: Plan
+    state: TrainState
+    saver: Saver
+
+    def feed(self) -> TrainFeed:
+        """Batches from the step the run is at."""
+        return TrainFeed(self.sources, self.recipe, self.view, self.device, start_step=self.state.step)
+
+    def held(self) -> HeldFeed | None:
+        if self.sources.held is None:
+            return None
+        batch = self.recipe.eval.batch_size or 2 * self.step.micro * distributed.world()
+        return HeldFeed(self.sources.held, self.preprocess, self.recipe, self.device, batch)
+
+    def about(self) -> dict[str, Any]:
+        """What run.json and every checkpoint say of the run."""
+        return {
+            "recipe": to_dict(self.recipe),
+            "steps": self.plan.steps,
+            "data": self.sources.describe(),
+            "seed": self.recipe.train.seed,
+            "precision": self.precision.name,
+            "world": distributed.world(),
+            "versions": versions(),
+        }
+
+
+def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, steps: int | None = None) -> Run:
+    """Open everything; `steps` is the length an earlier process of this run settled on."""
+    device = pick_device(device_name)
+    deterministic(recipe.train.deterministic)
+    precision = precision_for(recipe.train.precision, device)
+    sources = open_sources(recipe.data)
+    model = starting_model(recipe, sources.train)
+    config: Any = model.config
+    question(recipe, sources, config)
+    view, preprocess = TrainView.of(recipe.data, config.image_size), Preprocess.of(recipe.data, config.image_size)
+    plan = plan_run(recipe, len(sources.train), steps)
+
+    objective = build_objective(recipe, model.to(device, precision.weights), precision, preprocess, sources).to(device)
+    forward = spread(objective, recipe, device)
+    optimizer = build_optimizer(objective.named(), recipe.optim)
+    ema = Ema(model, recipe.ema) if recipe.ema.decay is not None else None
+    scale = LossScale(device, on=precision.scaled)
+    group, share = mix_group(recipe), recipe.train.batch_size // distributed.world()
+    micro = first_micro_batch(recipe, config, share, device)
+    step = TrainStep(
+        objective,
+        optimizer,
+        ema,
+        scale,
+        Augment(recipe.augment, seed=recipe.train.seed, classes=getattr(objective, "classes", 0), group=group),
+        device=device,
+        micro=micro,
+        chunk=min(share, math.lcm(micro, group)),
+        seed=recipe.train.seed,
+        draws_inside=draws_inside(config),
+        skip_nonfinite=recipe.train.skip_nonfinite,
+        shrink=recipe.train.micro_batch_size is None and distributed.world() == 1,
+    )
+    step.forward = forward
+    if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
+        objective.compile()
+    objective.train()
+
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if ema is not None:
+        parts["ema"] = ema
+    if scale.on:
+        parts["scale"] = scale
+    if objective.extras():
+        parts["objective"] = Extras(objective)
+    state = TrainState(parts)
+    run = Run(recipe, folder, device, precision, sources, view, preprocess, model, objective, optimizer, ema, step, plan, state, None)  # type: ignore[arg-type]
+    run.saver = Saver(
+        CheckpointStore(folder.checkpoints, recipe.train.keep_checkpoints), run.about(), sharded=recipe.train.sharded_checkpoints
+    )
+    return run
+
+
+def build_objective(recipe: Recipe, model: nn.Module, precision: Precision, preprocess: Preprocess, sources: Sources) -> Objective:
+    spec = recipe.objective
+    classes = len(sources.train.classes)
+    weights = balanced_weights(sources.train.labels, classes) if spec.class_weights == "balanced" else None
+    return Supervised(model, spec, precision, preprocess.mean, preprocess.std, classes=classes, weights=weights)
+
+
+def spread(objective: Objective, recipe: Recipe, device: torch.device) -> Any:
+    """The objective over the ranks: what is called in its place. With FSDP the objective itself changes."""
+    if distributed.world() == 1:
+        return objective
+    if recipe.train.parallel == "fsdp":
+        return distributed.shard(objective, getattr(objective.model, "blocks", ()), device, methods=("predict",))
+    return distributed.wrap_data_parallel(objective, device)
+
+
+def mix_group(recipe: Recipe) -> int:
+    """Samples that mixup and cutmix pair among themselves: the same for any number of ranks, so a part of the global batch."""
+    if not (recipe.augment.mixup or recipe.augment.cutmix):
+        return 1
+    group = math.gcd(recipe.train.batch_size, 8)
+    share = recipe.train.batch_size // distributed.world()
+    if group < 2 or share % group:
+        raise UsageError(
+            f"mixup and cutmix pair images in groups of {group}, which do not fill {share} images a rank.",
+            hint="use a batch size that is a multiple of 8 times the number of ranks",
+        )
+    return group
+
+
+def draws_inside(config: Any) -> bool:
+    return bool(getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0))
+
+
+class Extras:
+    """The objective's own parameters as a part of the state."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._objective.extras()
+
+    @torch.no_grad()
+    def load_state_dict(self, table: dict[str, torch.Tensor]) -> None:
+        for name, value in self._objective.extras().items():
+            value.copy_(table[name])

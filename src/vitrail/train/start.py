@@ -1,0 +1,95 @@
+"""The model a run starts from: fresh, or from weights; all of it learning, or a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.config import AdaptSpec, Recipe
+from vitrail.data.classes import require_same_classes
+from vitrail.data.source import Source
+from vitrail.errors import UsageError
+from vitrail.model.variants import build, create_model
+from vitrail.train.optim import depth_of, is_head
+
+__all__ = ["choose_learning", "starting_model"]
+
+UNLABELLED = ("masked_patches", "mae")  # objectives that need no class
+RATES = ("dropout", "drop_path", "drop_path_uniform")  # options that change no parameter
+
+
+def starting_model(recipe: Recipe, source: Source) -> nn.Module:
+    """On the CPU, in float32; what the recipe calls frozen takes no gradient."""
+    unlabelled = recipe.objective.loss in UNLABELLED
+    classes = 0 if unlabelled else (recipe.model.classes or len(source.classes))
+    model = fresh(recipe, classes) if recipe.model.weights is None else continued(recipe, classes, source)
+    model.recompute = recipe.train.checkpoint_blocks  # type: ignore[assignment]
+    choose_learning(model, recipe.adapt)
+    return model
+
+
+def fresh(recipe: Recipe, classes: int) -> nn.Module:
+    options = dict(recipe.model.options)
+    if recipe.objective.head_bias and classes:
+        options.setdefault("head_bias_init", recipe.objective.head_bias)
+    return create_model(recipe.model.name, classes=classes, image_size=recipe.model.image_size, seed=recipe.train.seed, **options)
+
+
+def continued(recipe: Recipe, classes: int, source: Source) -> nn.Module:
+    """From weights: a new zero head for these classes, or the old head, when it is for the same classes."""
+    from vitrail.weights.load import load_model
+
+    assert recipe.model.weights is not None
+    new_head = recipe.model.new_head or classes == 0
+    size = recipe.model.image_size
+    model = load_model(recipe.model.weights, image_size=size, classes=classes if new_head else None, new_head=new_head)
+    if not new_head:
+        theirs = model.card.classes or tuple(map(str, range(model.config.classes)))
+        require_same_classes(theirs, source.classes, recipe.model.weights, source.name)
+    elif recipe.objective.head_bias:
+        with torch.no_grad():
+            model.head.bias.fill_(recipe.objective.head_bias)
+    model = with_rates(model, recipe.model.options)
+    for parameter in model.parameters():  # loaded ones may be views of the mapped file, which must not learn
+        parameter.data = parameter.data.clone()
+        parameter.requires_grad_(True)
+    return model
+
+
+def with_rates(model: Any, options: dict[str, Any]) -> nn.Module:
+    """Dropout and stochastic depth as the recipe has them; what would change the weights' shapes is refused."""
+    wanted = {name: value for name, value in options.items() if getattr(model.config, name, None) != value}
+    wanted.pop("head_bias_init", None)
+    wanted.pop("representation", None)  # of the pre-training head, which a new head replaces
+    odd = sorted(wanted.keys() - set(RATES))
+    if odd:
+        raise UsageError(
+            f"model.options.{odd[0]} cannot be changed in weights that exist ({getattr(model.config, odd[0], None)!r} there).",
+            hint="leave it out, or start from fresh weights (model.weights=none)",
+        )
+    if not wanted:
+        return model
+    other: Any = build(model.config.replace(**wanted), init=False)
+    other.load_state_dict(model.state_dict(), assign=True)
+    other.card = getattr(model, "card", None)
+    return other
+
+
+def choose_learning(model: nn.Module, spec: AdaptSpec) -> None:
+    """Turn gradients off where the recipe says so."""
+    if spec.train == "lora":
+        from vitrail.train.lora import attach
+
+        attach(model, spec)
+    named = list(model.named_parameters())
+    if spec.train == "head":
+        for name, parameter in named:
+            parameter.requires_grad_(is_head(name))
+    elif spec.frozen_blocks:
+        blocks = len(getattr(model, "blocks", ()))
+        if not 0 <= spec.frozen_blocks <= blocks:
+            raise UsageError(f"adapt.frozen_blocks={spec.frozen_blocks}, and the model has {blocks} blocks.")
+        for name, parameter in named:
+            parameter.requires_grad_(depth_of(name, blocks) > spec.frozen_blocks)

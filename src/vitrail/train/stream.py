@@ -1,0 +1,223 @@
+"""The data of a run: which sources, in which view, as batches on the device.
+
+sources = open_sources(recipe.data)
+feed = TrainFeed(sources, recipe, view, device)       # step s gives positions s B … s B + B - 1, on the device
+held = HeldFeed(sources, preprocess, recipe, device)  # for `score`, as often as wanted
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from vitrail.config import DataSpec, Recipe
+from vitrail.data.batch import Batch
+from vitrail.data.classes import require_same_classes
+from vitrail.data.crop import TrainView
+from vitrail.data.loader import EvalStream, TrainStream
+from vitrail.data.resident import ResidentStream
+from vitrail.data.source import Source, list_splits, open_source
+from vitrail.data.transform import Preprocess
+from vitrail.errors import UsageError
+from vitrail.runtime import distributed
+from vitrail.runtime.faults import fault
+
+__all__ = ["HeldFeed", "Sources", "TrainFeed", "open_sources"]
+
+HELD_BYTES = 1 << 30  # held-out pictures that are kept on the device after the first evaluation
+RESIDENT_SHARE = 0.15  # of a GPU's memory that the training pictures may take without being asked
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is trained on and what is measured on."""
+
+    train: Source
+    held: Source | None
+
+    def describe(self) -> dict[str, Any]:
+        """For run.json and the checkpoints."""
+        held = None if self.held is None else {"name": self.held.name, "split": self.held.split, "examples": len(self.held)}
+        return {
+            "name": self.train.name,
+            "split": self.train.split,
+            "examples": len(self.train),
+            "fingerprint": self.train.fingerprint,
+            "classes": list(self.train.classes),
+            "notes": list(self.train.notes),
+            "held_out": held,
+        }
+
+
+def open_sources(spec: DataSpec) -> Sources:
+    """The training source, and the one to measure on: as the recipe says, else validation, test, or a part held out."""
+    if not spec.train:
+        what = f" ({spec.about})" if spec.about else ""
+        raise UsageError(f"The recipe leaves the data to you{what}.", hint="add data.train=PATH, or try data.train=builtin:fashion")
+    train_split, held_split = spec.train_split, spec.eval_split
+    where = spec.eval if spec.eval is not None else spec.train
+    if held_split is None:
+        train_split, held_split = held_out(spec.train, train_split, list_splits(where), spec.eval is not None)
+    train = open_source(spec.train, split=train_split)
+    held = open_source(where, split=held_split) if held_split != "none" else None
+    if held is not None:
+        require_same_classes(train.classes, held.classes, f"{train.name} ({train_split})", f"{held.name} ({held_split})")
+    return Sources(train, held)
+
+
+def held_out(where: str, train_split: str, splits: tuple[str, ...], elsewhere: bool) -> tuple[str, str | None]:
+    """(training split, split to measure on) when the recipe names none to measure on."""
+    if elsewhere:
+        return train_split, next((name for name in ("val", "validation", "test") if name in splits), splits[0] if splits else None)
+    head, mark, bound = train_split.partition("[:")
+    if mark and bound.endswith("]") and ":" not in bound and "+" not in train_split:
+        return train_split, f"{head}[{bound[:-1]}:]"  # train[:99%] leaves train[99%:]
+    for name in ("val", "validation", "test"):
+        if name in splits and name not in train_split:
+            return train_split, name
+    return f"{train_split}[:90%]", f"{train_split}[90%:]"
+
+
+# ---------------------------------------------------------------- training
+
+
+class TrainFeed:
+    """Batches on the device, from a given step on; a context manager."""
+
+    def __init__(self, sources: Sources, recipe: Recipe, view: TrainView, device: torch.device, start_step: int = 0) -> None:
+        spec = recipe.data
+        options: dict[str, Any] = {
+            "batch_size": recipe.train.batch_size,
+            "seed": recipe.train.seed,
+            "rank": distributed.rank(),
+            "world": distributed.world(),
+            "start_step": start_step,
+            "repeats": spec.repeats,
+            "balanced": spec.sampling == "balanced",
+        }
+        self.device = device
+        self.resident = is_resident(sources.train, view, spec.resident, device)
+        if self.resident:
+            self._stream: Any = ResidentStream(sources.train, view, device=device, **options)
+        else:
+            stall = {"stall_timeout_s": recipe.train.stall_timeout_s} if recipe.train.stall_timeout_s > 0 else {}
+            self._stream = TrainStream(sources.train, view, workers=spec.workers, **options, **stall)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self._stream)
+        if self.device.type == "cuda" and not self.resident:
+            batches = Ahead(batches, self.device)
+        while True:
+            fault("data.wait")
+            batch = next(batches)
+            fault("data.got")
+            yield batch
+
+    @property
+    def quarantine(self) -> list[dict[str, Any]]:
+        return self._stream.quarantine
+
+    def __enter__(self) -> TrainFeed:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+
+
+def is_resident(source: Source, view: TrainView, asked: bool | None, device: torch.device) -> bool:
+    """Whether the whole set is to be held on the device as pixels."""
+    if asked is not None:
+        return asked
+    return ResidentStream.fits(source, view, room_for_pictures(device))
+
+
+def room_for_pictures(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 29
+    return int(RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+class Ahead:
+    """The next batches, pinned and copied to the device by a thread and a stream of their own."""
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device, depth: int = 2) -> None:
+        self._batches, self._device = batches, device
+        self._queue: queue.Queue[tuple[Batch, torch.cuda.Event] | BaseException] = queue.Queue(depth)
+        self._stream = torch.cuda.Stream(device)
+        threading.Thread(target=self._run, name="vitrail-feed", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            for batch in self._batches:
+                host = {name: getattr(batch, name).pin_memory() for name in TENSORS}
+                with torch.cuda.stream(self._stream):
+                    moved = replace(batch, **{name: t.to(self._device, non_blocking=True) for name, t in host.items()})
+                    event = torch.cuda.Event()
+                    event.record()
+                self._queue.put((moved, event))
+        except BaseException as error:  # carried to the thread that asked
+            self._queue.put(error)
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __next__(self) -> Batch:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        batch, event = item
+        now = torch.cuda.current_stream(self._device)
+        now.wait_event(event)
+        for name in TENSORS:
+            getattr(batch, name).record_stream(now)
+        return batch
+
+
+TENSORS = ("images", "labels", "index", "position", "valid")
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class HeldFeed:
+    """The held-out pictures, decoded once and kept when they are few; each rank has its share, none twice."""
+
+    def __init__(self, source: Source, preprocess: Preprocess, recipe: Recipe, device: torch.device, batch_size: int) -> None:
+        self.preprocess = preprocess
+        self.source = source
+        self._options = {
+            "batch_size": batch_size,
+            "rank": distributed.rank(),
+            "world": distributed.world(),
+            "workers": recipe.data.workers,
+        }
+        self._device = device
+        rows, columns = preprocess.image_size
+        self._keeps = len(source) * rows * columns * preprocess.channels <= HELD_BYTES
+        self._kept: list[Batch] | None = None
+        self.quarantine: list[dict[str, Any]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept = []
+        stream = EvalStream(self.source, self.preprocess, **self._options)
+        try:
+            for batch in stream:
+                moved = replace(batch, **{name: getattr(batch, name).to(self._device) for name in TENSORS})
+                if self._keeps:
+                    kept.append(moved)
+                yield moved
+            self.quarantine = list(stream.quarantine)
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+        if self._keeps:
+            self._kept = kept
