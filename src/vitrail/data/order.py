@@ -9,6 +9,7 @@ so the order of 300 million samples starts at once.
     EpochOrder               samples by one Permutation an epoch; or, for a source of shards,
                              the shards by one Permutation, then the samples of each window of
                              shards by another: a reader holds `window` shards open, not all
+    BalancedOrder            every class equally often
     BatchLayout              which positions a rank has at a step
 
 The global batch of step s is positions s*B .. s*B+B-1 of one endless stream (epoch after
@@ -28,7 +29,7 @@ import numpy as np
 from vitrail.errors import UsageError
 from vitrail.kernels import draws
 
-__all__ = ["BatchLayout", "EpochOrder", "Permutation"]
+__all__ = ["BalancedOrder", "BatchLayout", "EpochOrder", "Permutation"]
 
 _ROUNDS = 8
 _MASK = 0xFFFFFFFF
@@ -198,3 +199,64 @@ class BatchLayout:
     def positions(self, step: int) -> np.ndarray:
         first = step * self.batch_size + self.rank * self.share
         return np.arange(first, first + self.share, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class BalancedOrder:
+    """position in the endless stream -> sample index, every class equally often.
+
+    The stream goes in rounds: each shows every class once, in an order of its own. The r-th
+    round shows the r-th sample of each class's own shuffle, which is new each time the class
+    has been gone through. Samples without a label (-1) are left out.
+    """
+
+    labels: np.ndarray
+    seed: int
+    repeats: int = 1
+    _shuffles: dict[tuple[int, int], Permutation] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not (np.asarray(self.labels) >= 0).any():
+            raise UsageError("balanced sampling needs labels, and no sample has one", hint="data.sampling='shuffle'")
+
+    def __getstate__(self) -> dict[str, object]:
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_members", "length")}
+        return {**state, "_shuffles": {}}
+
+    @cached_property
+    def length(self) -> int:
+        """Slots of an epoch: as many as there are labelled samples."""
+        return int((np.asarray(self.labels) >= 0).sum())
+
+    @cached_property
+    def _members(self) -> list[np.ndarray]:
+        """Sample indices of each class that has any."""
+        labels = np.asarray(self.labels)
+        by_class = np.argsort(labels, kind="stable")
+        by_class = by_class[len(labels) - self.length :]
+        return np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        slots = np.asarray(positions, dtype=np.int64) // self.repeats
+        rounds, places = np.divmod(slots, len(self._members))
+        out = np.empty_like(slots)
+        for r in np.unique(rounds):
+            here = rounds == r
+            classes = Permutation(len(self._members), draws.key(self.seed, "classes", int(r)))(places[here])
+            out[here] = [self._sample(int(c), int(r)) for c in classes]
+        return out
+
+    def _sample(self, c: int, visit: int) -> int:
+        members = self._members[c]
+        lap, place = divmod(visit, len(members))
+        if (c, lap) not in self._shuffles:
+            if len(self._shuffles) > 4 * len(self._members):
+                self._shuffles.clear()
+            self._shuffles[c, lap] = Permutation(len(members), draws.key(self.seed, f"class {c}", lap))
+        return int(members[self._shuffles[c, lap](np.array([place]))[0]])
+
+    def replacement(self, position: int, attempt: int) -> int:
+        """The sample that takes a bad one's slot: a draw from the stream, as `EpochOrder.replacement`."""
+        epoch, _ = divmod(position, self.length)
+        slot = draws.Stream(draws.key(self.seed, "replacement", attempt), position).integer(self.length)
+        return int(self(np.array([epoch * self.length + slot]))[0])

@@ -95,6 +95,11 @@ class Preprocess:
 
     # ------------------------------------------------------------ pixels
 
+    @property
+    def dtype(self) -> type:
+        """Of `pixels`: uint8, or float32 where fractions are kept."""
+        return np.float32 if self._rounding == "keep" else np.uint8
+
     def pixels(self, data: bytes | np.ndarray, where: str = "") -> np.ndarray:
         """An image file (or a uint8 array) -> its view, (rows, columns, channels): uint8, or float32 in 0..255
         where fractions are kept."""
