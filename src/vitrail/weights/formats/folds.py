@@ -87,3 +87,63 @@ def head_bias(config: ViTConfig, state: State) -> Folded:
         if name in ("head.weight", "head_dist.weight")
     }
     return config.replace(head_bias=True), {**state, **zeros}, ("a bias of zeros for the head",)
+
+
+def zero_positions(config: ViTConfig, state: State) -> Folded:
+    """No positions -> positions of zeros."""
+    if config.position != "none":
+        return config, state, ()
+    changed = config.replace(position="learned", position_class=True, position_registers=config.registers > 0)
+    table = state["patch.weight"].new_zeros(changed.tokens, config.width)
+    return changed, {**state, "position.table": table}, ("a table of zeros for the positions it does not have",)
+
+
+def register_positions(config: ViTConfig, state: State) -> Folded:
+    """Positions of the registers -> added into the registers (the same sum, made once)."""
+    if config.position != "learned" or not config.position_registers or not config.registers:
+        return config, state, ()
+    table, last = state["position.table"], config.position_prefix
+    first = last - config.registers
+    changed = config.replace(position_registers=False)
+    kept = {**state, "registers": state["registers"] + table[first:last], "position.table": torch.cat([table[:first], table[last:]])}
+    return changed, kept, ("positions of the registers added into the registers",)
+
+
+def class_rows(config: ViTConfig, state: State) -> Folded:
+    """A position table without a row for the class token -> with one of zeros; registers stay without."""
+    if config.position != "learned" or config.position_class or not config.class_token:
+        return config, state, ()
+    table = state["position.table"]
+    rows = table.new_zeros(config.prefix - config.registers, table.shape[1])
+    changed = config.replace(position_class=True)
+    return changed, {**state, "position.table": torch.cat([rows, table])}, ("positions of zeros for the class token",)
+
+
+def unit_scales(config: ViTConfig, state: State) -> Folded:
+    """No LayerScale -> one of ones."""
+    if config.layer_scale is not None:
+        return config, state, ()
+    ones = {f"blocks.{i}.scale{n}": state["patch.weight"].new_ones(config.width) for i in range(config.depth) for n in (1, 2)}
+    return config.replace(layer_scale=1.0), {**state, **ones}, ("a LayerScale of ones",)
+
+
+def widened_head(config: ViTConfig, state: State) -> Folded:
+    """A head that reads the class token -> one that reads class token and mean, the latter with zeros."""
+    if config.pool != "token" or not config.classes:
+        return config, state, ()
+    weight = state["head.weight"]
+    changed = config.replace(pool="token+gap")
+    return (
+        changed,
+        {**state, "head.weight": torch.cat([weight, torch.zeros_like(weight)], dim=1)},
+        ("zeros in the head for the mean of the patches",),
+    )
+
+
+def dense_biases(config: ViTConfig, state: State) -> Folded:
+    """Dense layers without bias in the blocks -> with biases of zeros."""
+    if config.dense_bias:
+        return config, state, ()
+    names = [f"blocks.{i}.{layer}" for i in range(config.depth) for layer in ("attention.out", "mlp.fc1", "mlp.fc2")]
+    zeros = {f"{name}.bias": state[f"{name}.weight"].new_zeros(state[f"{name}.weight"].shape[0]) for name in names}
+    return config.replace(dense_bias=True), {**state, **zeros}, ("biases of zeros in the blocks",)
