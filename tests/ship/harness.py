@@ -102,7 +102,7 @@ class Server:
         self.log = log
         command = [sys.executable, "-m", "vitrail", "serve", *map(str, weights), "--port", "0", "--json", "--threads", "1", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "wb"), env=environment, text=True)  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "wb"), env=environment, text=True)
         text = ""
         while "}" not in text:
             line = self.process.stdout.readline()

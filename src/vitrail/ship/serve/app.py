@@ -127,19 +127,20 @@ async def read_body(request: Request, limits: Limits, add: Callable[[int], None]
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > limits.max_bytes:
         raise too_long
-    body = bytearray()
+    chunks, length = [], 0
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > limits.max_bytes:
+                length += len(chunk)
+                if length > limits.max_bytes:
                     raise too_long
                 add(len(chunk))
-                body += chunk
+                chunks.append(chunk)
     except TimeoutError:
         raise Refusal(408, "slow_body", f"The body must arrive within {limits.body_timeout_s:g} s.", close=True) from None
-    if not body:
+    if not length:
         raise Refusal(422, "empty", "The body is empty: send the image itself. " + curl(request))
-    return bytes(body)
+    return b"".join(chunks)
 
 
 def curl(request: Request) -> str:
