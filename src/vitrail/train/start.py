@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.config import AdaptSpec, Recipe
+from vitrail.config import Recipe
 from vitrail.data.classes import require_same_classes
 from vitrail.data.source import Source
 from vitrail.errors import UsageError
 from vitrail.model.variants import build, create_model
-from vitrail.train.optim import depth_of, is_head
+from vitrail.train.adapt import adapt
 
-__all__ = ["choose_learning", "starting_model"]
+__all__ = ["starting_model"]
 
 UNLABELLED = ("masked_patches", "mae")  # objectives that need no class
 RATES = ("dropout", "drop_path", "drop_path_uniform")  # options that change no parameter
@@ -26,8 +26,7 @@ def starting_model(recipe: Recipe, source: Source) -> nn.Module:
     classes = 0 if unlabelled else (recipe.model.classes or len(source.classes))
     model = fresh(recipe, classes) if recipe.model.weights is None else continued(recipe, classes, source)
     model.recompute = recipe.train.checkpoint_blocks  # type: ignore[assignment]
-    choose_learning(model, recipe.adapt)
-    return model
+    return adapt(model, recipe.adapt, seed=recipe.train.seed)
 
 
 def fresh(recipe: Recipe, classes: int) -> nn.Module:
@@ -76,20 +75,3 @@ def with_rates(model: Any, options: dict[str, Any]) -> nn.Module:
     other.card = getattr(model, "card", None)
     return other
 
-
-def choose_learning(model: nn.Module, spec: AdaptSpec) -> None:
-    """Turn gradients off where the recipe says so."""
-    if spec.train == "lora":
-        from vitrail.train.lora import attach
-
-        attach(model, spec)
-    named = list(model.named_parameters())
-    if spec.train == "head":
-        for name, parameter in named:
-            parameter.requires_grad_(is_head(name))
-    elif spec.frozen_blocks:
-        blocks = len(getattr(model, "blocks", ()))
-        if not 0 <= spec.frozen_blocks <= blocks:
-            raise UsageError(f"adapt.frozen_blocks={spec.frozen_blocks}, and the model has {blocks} blocks.")
-        for name, parameter in named:
-            parameter.requires_grad_(depth_of(name, blocks) > spec.frozen_blocks)
