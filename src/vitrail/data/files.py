@@ -246,7 +246,8 @@ def _io(error: OSError, path: str) -> DecodeError:
 def _expand(files: Files, pattern: str, match: Any) -> list[str]:
     if files.exists(pattern):
         return [pattern]
-    paths, missing = [], []
+    paths: list[str] = []
+    missing: list[str] = []
     for one in expand_braces(pattern):
         found = match(one) if any(c in one for c in "*?[") else [one] if files.exists(one) else []
         paths += found

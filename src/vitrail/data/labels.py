@@ -66,7 +66,7 @@ def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence
 
 
 def number(
-    values: Sequence[Value], classes: Sequence[str], ids: Sequence[str], problems: Problems
+    values: Sequence[Value], classes: Sequence[str], ids: Any, problems: Problems
 ) -> tuple[np.ndarray | list[tuple[int, ...]], np.ndarray, bool]:
     """(labels of the samples kept, their places in `values`, whether there are several labels an image)."""
     table: dict[str | int, int] = {name: k for k, name in enumerate(classes)}

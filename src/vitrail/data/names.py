@@ -6,10 +6,9 @@ page by page into every forked worker (reference counts are writes). Two buffers
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -43,7 +42,7 @@ class Names(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
 
-    def update(self, digest: hashlib._Hash) -> None:
+    def update(self, digest: Any) -> None:
         """Feed the whole table to a hash."""
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.blob)
@@ -73,7 +72,7 @@ class Numbered(Sequence[str]):
         group = int(np.searchsorted(self.ends, i, side="right"))
         return f"{self.groups[group]}:{i - (int(self.ends[group - 1]) if group else 0)}"
 
-    def update(self, digest: hashlib._Hash) -> None:
+    def update(self, digest: Any) -> None:
         self.groups.update(digest)
         digest.update(self.ends.astype("<i8").tobytes())
 
@@ -81,7 +80,7 @@ class Numbered(Sequence[str]):
 class Chosen(Sequence[str]):
     """Some names of a table, by number."""
 
-    def __init__(self, names: Names | Numbered, places: np.ndarray) -> None:
+    def __init__(self, names: Any, places: np.ndarray) -> None:
         self.names, self.places = names, places
 
     def __len__(self) -> int:
@@ -94,7 +93,7 @@ class Chosen(Sequence[str]):
     def __getitem__(self, i: int | slice) -> str | list[str]:
         return [self.names[int(k)] for k in self.places[i]] if isinstance(i, slice) else self.names[int(self.places[i])]
 
-    def update(self, digest: hashlib._Hash) -> None:
+    def update(self, digest: Any) -> None:
         self.names.update(digest)
         digest.update(self.places.astype("<i8").tobytes())
 

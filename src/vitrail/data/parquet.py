@@ -135,12 +135,22 @@ class Parquet:
 
     tolerant = False
 
-    def __init__(self, files: Any, paths: Sequence[str], name: str) -> None:
+    def __init__(
+        self, files: Any, paths: Sequence[str], name: str, by_split: dict[str, list[str]] | None = None
+    ) -> None:
         self.files, self.paths, self.name = files, list(paths), name
-        self.by_split = shard_splits(self.paths)
+        self.by_split = shard_splits(self.paths) if by_split is None else by_split
 
     def splits(self) -> tuple[str, ...]:
         return tuple(self.by_split)
+
+    def names_classes(self, options: Options) -> bool:
+        """Whether the files themselves name their classes (or none are wanted)."""
+        if not options.labelled or options.classes:
+            return True
+        footer = _footer(self.files, self.paths[0])
+        _, label = self._columns(footer, options)
+        return label is not None and _class_names(_features(footer.schema).get(label)) is not None
 
     def open(self, split: str | None, options: Options) -> Listing:
         problems = Problems()

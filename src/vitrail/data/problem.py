@@ -29,13 +29,14 @@ KINDS = {
     "outside-root": "a link that leads out of the data set",
     "dangling-link": "a link to nothing",
     "truncated-shard": "the shard ends early",
-    "extra-file": "an image that the table does not name",
+    "extra-file": "an image that the table does not name, or that lies beside the class folders",
+    "unsafe-name": "a name that climbs out of the archive; it is used as a key, never as a path",
 }
 # a sample or two lost among thousands is reported, not refused; over this share it is refused
 BOUNDED = {"missing-image", "duplicate-id", "missing-label", "truncated-shard"}
 BOUND = 0.01
 # only ever reported
-HARMLESS = {"dangling-link", "extra-file"}
+HARMLESS = {"dangling-link", "extra-file", "unsafe-name"}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from vitrail.data.names import Chosen, Names, Numbered, composed
+from vitrail.data.names import Names, composed
 from vitrail.data.problem import Problem, check_allow, refuse
 from vitrail.data.split import role as split_role
 from vitrail.data.split import select
@@ -80,6 +80,14 @@ class Options:
     classes: tuple[str, ...] | None = None  # the names that number the labels, where the caller fixes them
 
 
+class Ids(Protocol):
+    """A sequence of names that can be hashed whole."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int, /) -> str: ...
+    def update(self, digest: Any) -> None: ...
+
+
 @dataclass
 class Listing:
     """What all readers have in common; a reader adds `read(i)` and `sizes()`."""
@@ -88,7 +96,7 @@ class Listing:
     split: str | None
     classes: tuple[str, ...]
     labels: Labels
-    ids: Names | Numbered | Chosen
+    ids: Ids
     multilabel: bool = False
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -103,7 +111,7 @@ class Listing:
         return self.ids[i]
 
     def label(self, i: int) -> int | tuple[int, ...]:
-        return self.labels[i] if self.multilabel else int(self.labels[i])
+        return int(self.labels[i]) if isinstance(self.labels, np.ndarray) else self.labels[i]
 
     def read(self, i: int) -> Record:
         raise NotImplementedError
@@ -267,6 +275,8 @@ class Reader(Protocol):
 def _open_split(reader: Reader, options: Options, split: str | None) -> Listing:
     available = reader.splits()
     split = split if split in available or split is None else split_role(split) or split
+    if len(available) == 1 and split is None:
+        split = available[0]
     if available and split is None:
         raise UsageError(f"{reader.name} has the splits {', '.join(available)}.", hint=f"say which: split='{available[0]}'")
     if available and split not in available:
@@ -314,8 +324,8 @@ def find_reader(where: str, options: Options) -> tuple[Reader, Options]:
 
     scheme = re.match(r"([a-z][a-z0-9+.-]+)://", address)
     if scheme and scheme[1] != "file":
-        return stored(CloudFiles(scheme[1]), address.split("://", 1)[1], address), options
-    return stored(LocalFiles(), os.path.expanduser(address.removeprefix("file://")), address), options
+        return stored(CloudFiles(scheme[1]), address.split("://", 1)[1], address, options), options
+    return stored(LocalFiles(), os.path.expanduser(address.removeprefix("file://")), address, options), options
 
 
 def _query(where: str, options: Options) -> tuple[str, Options]:
@@ -324,14 +334,14 @@ def _query(where: str, options: Options) -> tuple[str, Options]:
     if not mark or os.path.exists(where):
         return where, options
     known = {"label": "label", "image": "image", "order": "order"}
-    values = dict(parse_qsl(query, keep_blank_values=True))
+    values: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
     for key in values:
         if key not in known:
             raise UsageError(f"{where}: unknown option {key!r}{nearest(key, known)}.")
     return address, dataclasses.replace(options, **values)
 
 
-def stored(files: Any, path: str, name: str) -> Reader:
+def stored(files: Any, path: str, name: str, options: Options) -> Reader:
     """The reader for files at `path`, by what is there: a table, shards, parquet, or a folder of classes."""
     if not path.lower().endswith(TABLE_ENDINGS + SHARD_ENDINGS):
         if not files.is_dir(path):
@@ -346,7 +356,7 @@ def stored(files: Any, path: str, name: str) -> Reader:
     if kind == "table":
         from vitrail.data.table import Table
 
-        return Table(files, found, name)
+        return Table(files, found, name, options)
     if kind == "parquet":
         from vitrail.data.parquet import Parquet
 

@@ -13,6 +13,7 @@ the parts by the order of the records (`official`), that order is used instead.
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,8 +64,9 @@ def shard_splits(paths: Sequence[str]) -> dict[str, list[str]]:
     train-00000-of-00008.parquet, val_0003.tar, data/test/0000.parquet
     """
     named: dict[str, list[str]] = {}
+    shared = posixpath.commonpath([posixpath.dirname(path) for path in paths])  # the address, which names no split
     for path in paths:
-        folder, base = path.rsplit("/", 1) if "/" in path else ("", path)
+        folder, base = posixpath.split(path[len(shared) :])
         whole, word = _SHARD.match(base), _WORD.match(base)
         parent = next((role(part) for part in reversed(folder.split("/")) if role(part)), "")
         own = (word and role(word[0])) or (whole and (role(whole["split"]) or whole["split"])) or parent

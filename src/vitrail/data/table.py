@@ -54,20 +54,20 @@ class Table:
 
     tolerant = False
 
-    def __init__(self, files: Any, paths: Sequence[str], name: str) -> None:
-        self.files, self.paths, self.name = files, list(paths), name
+    def __init__(self, files: Any, paths: Sequence[str], name: str, options: Options) -> None:
+        self.files, self.paths, self.name, self.options = files, list(paths), name, options
         self.folder = os.path.dirname(self.paths[0])
-        self._read: tuple[tuple[Any, ...], Rows] | None = None
+        self._read: Rows | None = None
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(self._splits(self._rows(Options(labelled=False))))
+        return tuple(self._splits(self._rows()))
 
     def _splits(self, rows: Rows) -> dict[str, str]:
         return by_role({own: role(own) or own for own in sorted(set(rows.splits)) if own})
 
     def open(self, split: str | None, options: Options) -> Listing:
         problems = Problems()
-        rows = self._rows(options)
+        rows = self._rows()
         names = self._splits(rows)
         own = names[split] if split else ""
         here = [i for i, one in enumerate(rows.splits) if one == own or not split]
@@ -102,15 +102,13 @@ class Table:
             files=self.files, root=self.folder, paths=Names(paths),
         )  # fmt: skip
 
-    def _rows(self, options: Options) -> Rows:
-        key = (options.image, options.label, options.labelled)
-        if self._read is None or self._read[0] != key:
-            rows = Rows()
+    def _rows(self) -> Rows:
+        if self._read is None:
+            self._read = Rows()
             for path in self.paths:
                 own = os.path.splitext(os.path.basename(path))[0]
-                _read_table(self.files.read(path), path, own if len(self.paths) > 1 else "", options, rows)
-            self._read = key, rows
-        return self._read[1]
+                _read_table(self.files.read(path), path, own if len(self.paths) > 1 else "", self.options, self._read)
+        return self._read
 
     def _on_disk(self, rows: Rows, problems: Problems) -> list[str | None]:
         """Each row's path as the disk spells it, or None; counts rows without files and files without rows."""
