@@ -101,9 +101,7 @@ def open_archive(path: str | os.PathLike, *, max_weight_bytes: int | None = None
     elif file.suffix == ".safetensors":
         opener = safe.open_safetensors
     elif head[:8].startswith(b"version "):
-        raise CheckpointError(
-            f"{file}: this is a Git LFS pointer, not the weights it points to.", hint="run `git lfs pull` beside it"
-        )
+        raise CheckpointError(f"{file}: this is a Git LFS pointer, not the weights it points to.", hint="run `git lfs pull` beside it")
     else:
         raise CheckpointError(
             f"{file}: not a weight file (its first bytes are {head[:8]!r}).",

@@ -175,9 +175,9 @@ def resized_preprocess(preprocess: Mapping[str, Any], image_size: tuple[int, int
     table = dict(preprocess)
     old, new = table.get("image_size"), list(image_size)
     if table.get("resize") and old:
-        table["resize"] = max(max(new), round(table["resize"] * min(new) / min(old)))
+        table["resize"] = max(*new, round(table["resize"] * min(new) / min(old)))
     table["image_size"] = new
     try:
         return Preprocess.from_dict(table).to_dict()
     except VitrailError:
-        return Preprocess(tuple(image_size), mean=tuple(table["mean"]), std=tuple(table["std"])).to_dict()
+        return Preprocess((image_size[0], image_size[1]), mean=tuple(table["mean"]), std=tuple(table["std"])).to_dict()

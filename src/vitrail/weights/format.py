@@ -139,7 +139,11 @@ class Format(ABC):
     # ---- writing ----
 
     def cannot_hold(self, config: Any) -> list[str]:
-        """Why this origin has no place for such a model, one sentence a reason; empty: it has."""
+        """Why this origin has no place for such a model, one sentence a reason; empty: it has.
+
+        About parameters and structure only. Where its readers merely compute otherwise (another GELU, another
+        epsilon), the file holds the model, and `convert` measures and reports what that does to the logits.
+        """
         return []
 
     def fold(self, config: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], tuple[str, ...]]:
@@ -208,9 +212,7 @@ def _any(pattern: str, names: Iterable[str]) -> bool:
 # ---- what formats share ----
 
 
-def renamed(
-    archive: Archive, spell: Callable[[str], str | None], settle: Callable[[str, Shape], Shape] | None = None
-) -> Archive:
+def renamed(archive: Archive, spell: Callable[[str], str | None], settle: Callable[[str, Shape], Shape] | None = None) -> Archive:
     """A view of an archive under other names; a name spelled None is left out, `settle` drops axes of length 1."""
     theirs: dict[str, str] = {}
     entries: dict[str, Entry] = {}
@@ -219,9 +221,7 @@ def renamed(
         if plain is None:
             continue
         if plain in theirs:
-            raise CheckpointError(
-                f"{archive.path}: {theirs[plain]!r} and {name!r} are the same parameter.", hint="get the file again"
-            )
+            raise CheckpointError(f"{archive.path}: {theirs[plain]!r} and {name!r} are the same parameter.", hint="get the file again")
         shape = settle(plain, entry.shape) if settle else entry.shape
         theirs[plain], entries[plain] = name, dataclasses.replace(entry, shape=shape)
 
@@ -255,9 +255,7 @@ def heads_for(view: Archive, width: int, said: int | None) -> int:
             hint="pass heads=, for example heads=12",
         )
     if heads < 1 or width % heads:
-        raise CheckpointError(
-            f"{view.path}: a width of {width} does not divide into heads={heads}.", hint="pass another heads="
-        )
+        raise CheckpointError(f"{view.path}: a width of {width} does not divide into heads={heads}.", hint="pass another heads=")
     return heads
 
 

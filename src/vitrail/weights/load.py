@@ -166,6 +166,7 @@ class Plan:
 
     archive: Archive  # under the names of the rules
     config: Any
+    model: nn.Module  # built without memory, to be filled
     rules: list[Rule]
     card: Card
     size_known: bool = True
@@ -177,7 +178,9 @@ class Plan:
 def plan_for(archive: Archive, said: Overrides) -> Plan:
     """Which model a file holds and how its arrays become parameters; or one error that says all that is wrong."""
     plan = _own_plan(archive, said) if KEY in archive.metadata else _foreign_plan(archive, said)
-    return dataclasses.replace(plan, left_out=_compare(plan, said))
+    left_out = _compare(plan, said)
+    notes = (f"left out: {_listed(left_out)}",) if left_out else ()
+    return dataclasses.replace(plan, left_out=left_out, card=plan.card.replace(notes=(*plan.card.notes, *notes)))
 
 
 def _own_plan(archive: Archive, said: Overrides) -> Plan:
@@ -190,7 +193,7 @@ def _own_plan(archive: Archive, said: Overrides) -> Plan:
     config = described.replace(**_overriding(described, said))
     if config != described:
         card = dataclasses.replace(card, model=config_to_dict(config), numerics=numerics_of(config))
-    return Plan(archive, config, [rule(name, name) for name in archive.entries], card)
+    return Plan(archive, config, _shell(archive, config), [rule(name, name) for name in archive.entries], card)
 
 
 def _overriding(config: Any, said: Overrides) -> dict[str, Any]:
@@ -212,7 +215,7 @@ def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
     except UsageError as error:  # the configuration itself refuses what the shapes say
         raise CheckpointError(f"{archive.path}: {error.message}", hint=error.hint) from None
     config, style = reading.config, form.style_of(view)
-    bounded(archive, config)
+    shell = _shell(archive, config)
     card = Card(
         name=_name(archive.path),
         model=config_to_dict(config),
@@ -222,7 +225,7 @@ def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
         classes=_classes(form, config, sidecar),
         notes=(*dict.fromkeys((*archive.notes, *view.notes)), *reading.notes),
     )
-    return Plan(view, config, form.rules(config, style), card, reading.size_known, form, style)
+    return Plan(view, config, shell, form.rules(config, style), card, reading.size_known, form, style)
 
 
 def _name(path: Path) -> str:
@@ -237,6 +240,17 @@ def _preprocess(form: Format, config: Any, sidecar: Sidecar) -> dict[str, Any]:
 def _classes(form: Format, config: Any, sidecar: Sidecar) -> tuple[str, ...]:
     names = form.classes(sidecar)
     return names if len(names) == config.classes else ()
+
+
+def _shell(archive: Archive, config: Any) -> nn.Module:
+    """The model without memory, where the file is large enough to mean it."""
+    bounded(archive, config)
+    try:
+        return build(config, init=False)
+    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{archive.path}: describes no model that can be built ({str(error).splitlines()[0]}).", hint="get the file again"
+        ) from None
 
 
 def bounded(archive: Archive, config: Any) -> None:
@@ -256,9 +270,7 @@ def bounded(archive: Archive, config: Any) -> None:
 
 def _compare(plan: Plan, said: Overrides) -> tuple[str, ...]:
     """Names of the file that the model leaves out; raises one error for everything that does not fit."""
-    archive = plan.archive
-    bounded(archive, plan.config)
-    meta = _meta_state(plan)
+    archive, meta = plan.archive, dict(plan.model.named_parameters())
     rules = active(plan.rules, meta)
     needed = {name: tuple(tensor.shape) for name, tensor in their_tensors(rules, meta).items()}
     homeless = sorted(set(meta) - {name for r in rules for name in r.ours})
@@ -275,19 +287,13 @@ def _compare(plan: Plan, said: Overrides) -> tuple[str, ...]:
     return tuple(left_out)
 
 
-def _meta_state(plan: Plan) -> dict[str, Tensor]:
-    try:
-        return dict(build(plan.config, init=False).named_parameters())
-    except (RuntimeError, OverflowError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{plan.archive.path}: describes no model that can be built ({str(error).splitlines()[0]}).") from None
-
-
 def _surplus(plan: Plan, needed: Mapping[str, Shape], said: Overrides) -> tuple[list[str], list[str]]:
     """(names left out by right, names nobody expects)."""
     patterns = [re.compile(pattern) for pattern in (plan.format.ignored if plan.format else ())]
     # another pooling was asked for: the parts of the file's own pooling are left out, nothing else is
     replaced = {name for r in plan.rules for name in r.theirs if said.pool and r.ours[0].startswith(("map.", "fc_norm."))}
-    left_out, unexpected = [], []
+    left_out: list[str] = []
+    unexpected: list[str] = []
     for name in plan.archive.entries:
         if name not in needed:
             known = name in replaced or any(pattern.search(name) for pattern in patterns)
@@ -335,13 +341,13 @@ def _listed(names: Iterable[str]) -> str:
 
 def _filled(plan: Plan, allow_nonfinite: bool) -> tuple[nn.Module, dict[str, str]]:
     """The model with its parameters, and the hash of each."""
-    model = build(plan.config, init=False)
+    model = plan.model
     parameters = tensors_for(plan, dict(model.named_parameters()))
     hashes, bad = _examined(plan, parameters)
     if bad and not allow_nonfinite:
         shown = ", ".join(f"{name} ({count:,})" for name, count in list(bad.items())[:20])
         raise CheckpointError(
-            f"{plan.archive.path}: {sum(bad.values()):,} values in {len(bad)} of {len(parameters)} parameters are NaN or infinite: {shown}.",
+            f"{plan.archive.path}: {sum(bad.values()):,} values in {len(bad)} of {len(parameters)} parameters are NaN or inf: {shown}.",
             hint="get another copy, or pass allow_nonfinite=True",
         )
     for name, tensor in parameters.items():
@@ -435,7 +441,7 @@ class Unsettled(VisionTransformer):
 
     def check_input(self, x_BCHW: Tensor) -> None:
         self.settle((int(x_BCHW.shape[2]), int(x_BCHW.shape[3])))
-        self.__class__ = VisionTransformer
+        self.__class__ = VisionTransformer  # type: ignore[assignment]
         self.check_input(x_BCHW)
 
     def settle(self, seen: tuple[int, int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -116,12 +115,12 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype | str:
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: Header) -> Tensor:
     shape, dtype, fortran, start = header
     flat = np.empty(math.prod(shape), dtype)
-    view = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+    view = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")  # type: ignore[arg-type]
     try:
         with archive.open(info) as member:
             member.read(start)
             done = 0
-            while done < len(view) and (got := member.readinto(view[done : done + _CHUNK])):
+            while done < len(view) and (got := member.readinto(view[done : done + _CHUNK])):  # type: ignore[attr-defined]
                 done += got
             rest = member.read(1)  # reaching the end makes zipfile compare the CRC
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -132,9 +131,7 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: H
         array = flat.view(np.int16).reshape(shape, order="F" if fortran else "C")
         return torch.from_numpy(np.ascontiguousarray(array)).view(torch.bfloat16)
     array = flat.reshape(shape, order="F" if fortran else "C")
-    return torch.from_numpy(
-        np.array(array, dtype=dtype.newbyteorder("="), order="C", copy=fortran or not dtype.isnative)
-    )
+    return torch.from_numpy(np.array(array, dtype=dtype.newbyteorder("="), order="C", copy=fortran or not dtype.isnative))
 
 
 def write_npz(stream: IO[bytes], arrays: Iterable[tuple[str, Tensor]]) -> None:
@@ -156,8 +153,3 @@ def _npy(tensor: Tensor) -> Iterator[bytes]:
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": tuple(array.shape)})
     yield header.getvalue()
     yield array.tobytes()
-
-
-def _fsync(stream: IO[bytes]) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())

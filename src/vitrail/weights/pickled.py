@@ -47,12 +47,9 @@ _ALLOWED = {
     "torch.storage _load_from_bytes_never",
 }
 _ALLOWED |= {
-    f"torch {kind}Storage"
-    for kind in ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool", "Untyped")
+    f"torch {kind}Storage" for kind in ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool", "Untyped")
 }
-_ALLOWED |= {
-    f"torch {name}" for name in ("float16", "float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")
-}
+_ALLOWED |= {f"torch {name}" for name in ("float16", "float32", "float64", "bfloat16", "int64", "int32", "uint8", "bool")}
 
 
 def open_pickle(path: Path, max_weight_bytes: int | None = None) -> Archive:
@@ -69,8 +66,7 @@ def open_pickle(path: Path, max_weight_bytes: int | None = None) -> Archive:
 def _refused(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"{path}: {why}. Nothing was loaded and nothing was run.",
-        hint="ask for a .safetensors file, or convert it where you trust it: "
-        "torch.save(torch.load(FILE)['model'].state_dict(), OUT)",
+        hint="ask for a .safetensors file, or convert it where you trust it: torch.save(torch.load(FILE)['model'].state_dict(), OUT)",
     )
 
 
@@ -79,9 +75,7 @@ def _check_zip(path: Path, limit: int | None) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
-            squeezed = [
-                i.filename for i in infos if i.compress_type != zipfile.ZIP_STORED or i.file_size > i.compress_size
-            ]
+            squeezed = [i.filename for i in infos if i.compress_type != zipfile.ZIP_STORED or i.file_size > i.compress_size]
             if squeezed:
                 raise _refused(path, f"compressed members in a PyTorch file ({squeezed[0]}): a zip bomb")
             check_total(path, (info.file_size for info in infos), limit)
@@ -127,7 +121,7 @@ def _globals(program: bytes) -> Iterator[str]:
             memo[len(memo)] = last
         elif opcode.name in ("BINPUT", "LONG_BINPUT", "PUT") and argument is not None:
             memo[int(argument)] = last
-        elif opcode.name in ("BINGET", "LONG_BINGET", "GET") and int(argument) in memo:
+        elif opcode.name in ("BINGET", "LONG_BINGET", "GET") and argument is not None and int(argument) in memo:
             strings.append(memo[int(argument)])
 
 
@@ -140,13 +134,9 @@ def _load(path: Path, *, mapped: bool) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except pickle.UnpicklingError as error:
         first = str(error).strip().splitlines()
-        raise _refused(
-            path, next((line for line in first if "Unsupported" in line or "GLOBAL" in line), first[0])
-        ) from None
+        raise _refused(path, next((line for line in first if "Unsupported" in line or "GLOBAL" in line), first[0])) from None
     except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError, AssertionError) as error:
-        raise _refused(
-            path, f"not a readable PyTorch file ({str(error).splitlines()[0] if str(error) else error!r})"
-        ) from None
+        raise _refused(path, f"not a readable PyTorch file ({str(error).splitlines()[0] if str(error) else error!r})") from None
 
 
 def _legacy_head(data: bytes) -> bytes:
@@ -168,9 +158,7 @@ def _state_dict(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]
         inner = next((name for name in _NESTS if isinstance(content.get(name), Mapping)), None)
         if inner is None:
             break
-        notes.append(
-            f"read from the entry {inner!r}; left out: {', '.join(str(k) for k in content if k != inner) or 'none'}"
-        )
+        notes.append(f"read from the entry {inner!r}; left out: {', '.join(str(k) for k in content if k != inner) or 'none'}")
         content = content[inner]
     if not isinstance(content, Mapping):
         raise _refused(path, f"a {type(content).__name__}, not a mapping of tensors")

@@ -40,6 +40,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMED: dict[torch.dtype | str, torch.dtype] = {dtype: dtype for dtype in _DTYPES.values()}
 
 
 def open_safetensors(path: Path, max_weight_bytes: int | None = None) -> Archive:
@@ -56,7 +57,7 @@ def open_safetensors(path: Path, max_weight_bytes: int | None = None) -> Archive
     def read(name: str) -> Tensor:
         entry, begin, end = spans[name]
         if begin == end:
-            return torch.empty(entry.shape, dtype=entry.dtype)  # type: ignore[call-overload]
+            return torch.empty(entry.shape, dtype=_NAMED[entry.dtype])
         if not mapping:
             with open(path, "rb") as stream:
                 mapping.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -161,7 +162,7 @@ def buffers(tensors: Iterable[Tensor]) -> Iterable[memoryview]:
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().view(-1)
         if flat.numel():
-            yield memoryview(flat.view(torch.uint8).numpy())
+            yield memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def replace_file(path: Path, write: Any) -> None:
@@ -176,8 +177,6 @@ def replace_file(path: Path, write: Any) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be written ({error.strerror}).", hint="check space and permissions"
-        ) from None
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror}).", hint="check space and permissions") from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -67,8 +67,7 @@ def read_sidecar(weights: Path) -> Sidecar:
     complaints = [f"{name}: {text}" for name, content in files.items() for text in _complaints(content)]
     if complaints:
         raise CheckpointError(
-            f"{weights.parent}: a file beside the weights names code or a path, so nothing was loaded or run: "
-            + "; ".join(complaints),
+            f"{weights.parent}: a file beside the weights names code or a path, so nothing was loaded or run: " + "; ".join(complaints),
             hint="remove these entries if you trust the weights; Vitrail builds models from numbers and known names only",
         )
     return Sidecar(files)
@@ -81,15 +80,11 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes are too many for a description of a model.")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON ({error}).", hint="get the file again from its origin"
-        ) from None
+        raise CheckpointError(f"{path}: not readable as JSON ({error}).", hint="get the file again from its origin") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).", hint="check the path") from None
     if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{path}: a JSON {type(content).__name__}, not an object.", hint="get the file again from its origin"
-        )
+        raise CheckpointError(f"{path}: a JSON {type(content).__name__}, not an object.", hint="get the file again from its origin")
     return content
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -212,7 +211,9 @@ class BigVision(Google):
 
     def has_class_row(self, table: int | None, step: tuple[int, int], overrides: Overrides) -> bool:
         """Patches only; but files of before 2022 have a row more, known by the square that is left without it."""
-        if table is None or overrides.image_size is not None and math.prod(s // p for s, p in zip(overrides.image_size, step)) == table:
+        if table is None:
+            return False
+        if overrides.image_size is not None and math.prod(s // p for s, p in zip(overrides.image_size, step)) == table:
             return False
         return math.isqrt(table - 1) ** 2 == table - 1
 
