@@ -70,7 +70,7 @@ class DataSpec:
     train: str = ""  # path or URI of the training images; empty: the user must say
     train_split: str = "train"  # a split expression: "train", "train[:99%]"
     eval: str | None = None  # None: the same source as train
-    eval_split: str | None = None  # None: what train_split leaves, validation or test, else a held-out tenth; "none": nothing
+    eval_split: str | None = None  # None: what train_split leaves, validation or test, else a held-out tenth; "nothing": no measuring
     examples: int | None = None  # training images the recipe expects; only for planning before the data is opened
     crop: Literal["inception", "random_resized", "resize_crop", "pad_crop", "resize"] = "inception"  # training view
     crop_area: tuple[float, float] = (0.05, 1.0)  # inception, random_resized: least and greatest part of the image

@@ -59,7 +59,7 @@ def check_held(source: Source, held: Source | None) -> None:
     if held is not None and held.fingerprint == source.fingerprint:
         raise DataError(
             f"{source.name}: the images to measure on are the training images.",
-            hint="data.eval_split=… names others; data.eval_split=none measures nothing",
+            hint="data.eval_split=… names others; data.eval_split=nothing measures nothing",
         )
 
 

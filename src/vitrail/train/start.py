@@ -74,4 +74,3 @@ def with_rates(model: Any, options: dict[str, Any]) -> nn.Module:
     other.load_state_dict(model.state_dict(), assign=True)
     other.card = getattr(model, "card", None)
     return other
-

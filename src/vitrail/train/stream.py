@@ -64,7 +64,7 @@ def open_sources(spec: DataSpec) -> Sources:
     if held_split is None:
         train_split, held_split = held_out(spec.train, train_split, list_splits(where), spec.eval is not None)
     train = open_source(spec.train, split=train_split)
-    held = open_source(where, split=held_split) if held_split != "none" else None
+    held = open_source(where, split=held_split) if held_split != "nothing" else None
     if held is not None:
         require_same_classes(train.classes, held.classes, f"{train.name} ({train_split})", f"{held.name} ({held_split})")
     return Sources(train, held)
