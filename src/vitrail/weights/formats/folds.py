@@ -147,3 +147,11 @@ def dense_biases(config: ViTConfig, state: State) -> Folded:
     names = [f"blocks.{i}.{layer}" for i in range(config.depth) for layer in ("attention.out", "mlp.fc1", "mlp.fc2")]
     zeros = {f"{name}.bias": state[f"{name}.weight"].new_zeros(state[f"{name}.weight"].shape[0]) for name in names}
     return config.replace(dense_bias=True), {**state, **zeros}, ("biases of zeros in the blocks",)
+
+
+def qkv_bias(config: ViTConfig, state: State) -> Folded:
+    """q, k and v without bias -> with biases of zeros."""
+    if config.qkv_bias:
+        return config, state, ()
+    zeros = {f"blocks.{i}.attention.qkv.bias": state["patch.weight"].new_zeros(3 * config.width) for i in range(config.depth)}
+    return config.replace(qkv_bias=True), {**state, **zeros}, ("biases of zeros for q, k and v",)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitrail.data.transform import Preprocess
     from vitrail.weights.card import Card
 
-__all__ = ["FORMATS", "ACTIVATIONS", "HuggingFace", "processor_of", "view_of"]
+__all__ = ["ACTIVATIONS", "FORMATS", "HuggingFace", "processor_of", "view_of"]
 
 # transformers' hidden_act -> ours; the first of equals is written
 ACTIVATIONS = {
@@ -326,8 +326,8 @@ def reasons(config: Any) -> list[str]:
         (config.position == "relative" or config.position_at != "stem", f"{name} adds learned positions at the stem, nothing else"),
         (config.norm_pre or config.qk_norm or config.fc_norm, f"{name} has no norm before the blocks, on q and k, or after pooling"),
         (not config.final_norm, f"{name} has a norm after the blocks"),
-        (config.representation is not None and (config.classes > 0 or family is not VIT), f"{name} has a tanh layer (pooler) only in a ViTModel without a head"),
-        (config.pool == "map" or config.pool == "unpooled", f"{name} has no pooling of the kind {config.pool!r}"),
+        (config.representation is not None and (config.classes > 0 or family is not VIT), f"{name} has a tanh layer only without a head"),
+        (config.pool in ("map", "unpooled"), f"{name} has no pooling of the kind {config.pool!r}"),
         (config.mlp == "plain" and config.activation not in ACTIVATIONS.values(), f"{name} has no activation {config.activation!r}"),
     ]  # fmt: skip
     if family.dino:
@@ -353,7 +353,7 @@ def dino_checks(config: ViTConfig, name: str) -> list[tuple[bool, str]]:
         (config.classes > 0 and config.pool not in ("token", "token+gap"), f"{name}'s head reads the class token and the mean"),
         (config.classes == 0 and config.pool != "token", f"{name} without a head gives the class token"),
         (config.grid[0] != config.grid[1], f"{name} takes its positions for a square grid, not {config.grid[0]} x {config.grid[1]}"),
-        (mlp_ratio(config) is None, f"{name} has an MLP of a whole multiple of the width (SwiGLU: two thirds of one, rounded up to 8s), not {config.mlp_width}"),
+        (mlp_ratio(config) is None, f"{name} has an MLP of a whole multiple of the width (gated: 2/3 of one), not {config.mlp_width}"),
     ]  # fmt: skip
 
 
@@ -451,7 +451,7 @@ def _by_shorter_side(processor: Mapping[str, Any]) -> bool:
 
 def _scaled(resize: int, crop: int, size: tuple[int, int]) -> int:
     """The side before the crop, at another size than the processor's."""
-    return max(round(resize * min(size) / crop), max(size))
+    return max(round(resize * min(size) / crop), *size)
 
 
 def processor_of(view: Preprocess) -> dict[str, Any]:

@@ -37,7 +37,12 @@ _POOLS = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 _REFUSED = re.compile(r"_rpn_|_18x2_|_xp_|pwee|^aimv2|_rope|dinov3|^eva|_pe_|^vit_s?relpos|^samvit|^naflex|_mci_|lingbot|_relpos")
 
-_VIT_LAYERS = {(): "vit_tiny_r_s16_p8_224", (2, 2, 2, 2): "vit_small_r26_s32_224", (3, 4, 9): "vit_base_r50_s16_224", (3, 4, 6, 3): "vit_large_r50_s32_224"}  # fmt: skip
+_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
 _BIT_LAYERS = {(3, 4, 6, 3): "50", (3, 4, 23, 3): "101", (3, 8, 36, 3): "152"}
 _BIT_NAMES = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
@@ -163,7 +168,15 @@ def resnet_rules(config: ResNetConfig) -> list[Rule]:
 
 
 def vit_configuration(
-    view: Archive, overrides: Overrides, args: Mapping[str, Any], *, name: str = "", size: Any = None, pool: str | None = None
+    view: Archive,
+    overrides: Overrides,
+    args: Mapping[str, Any],
+    *,
+    name: str = "",
+    size: tuple[int, int] | None = None,
+    pool: str | None = None,
+    resample: str = "bicubic_antialias",
+    rows_before: tuple[int, ...] | None = None,
 ) -> Reading:
     """A ViT under timm's names: shapes first, then `args` (timm's own argument names), then the architecture's name."""
     entries = view.entries
@@ -180,8 +193,16 @@ def vit_configuration(
     positions = shape_of(view, "pos_embed", 3)[1] if has("pos_embed") else None
     no_embed = said.flag(args, "no_embed_class")
     no_embed = told.get("no_embed_class") if no_embed is None else no_embed
-    usual = registers > 0 or (has("blocks.0.ls1.gamma") and stem is None)
-    patches = None if positions is None else patch_positions(positions, prefix, step, no_embed, usual, (size, overrides.image_size))
+    if rows_before is None:
+        usual = registers > 0 or (has("blocks.0.ls1.gamma") and stem is None)
+        rows_before = (0, prefix) if usual else (prefix,)
+    if no_embed is not None:
+        rows_before = (0,) if no_embed else (prefix,)
+    patches = (
+        None
+        if positions is None
+        else patch_positions(positions, rows_before, {0, prefix - registers, prefix}, step, (size, overrides.image_size))
+    )
     image_size, known = size_for(view, patches, step, overrides, size)
     extra = 0 if positions is None or patches is None else positions - patches
     if extra not in (0, registers, prefix - registers, prefix):
@@ -219,7 +240,7 @@ def vit_configuration(
             final_norm=has("norm.weight"),
             fc_norm=has("fc_norm.weight"),
             head_bias=has("head.bias") or not has("head.weight"),
-            **overrides.over(eps=told.get("eps", 1e-6), activation=activation_of(args, told), position_resample="bicubic_antialias"),
+            **overrides.over(eps=told.get("eps", 1e-6), activation=activation_of(args, told), position_resample=resample),
         ),
         known,
     )
@@ -254,21 +275,18 @@ def pool_of(view: Archive, said_so: str | None) -> str:
     return "token" if "cls_token" in view.entries and "fc_norm.weight" not in view.entries else "gap"
 
 
-def patch_positions(positions: int, prefix: int, step: tuple[int, int], no_embed: bool | None, usual: bool, sizes: tuple[Any, ...]) -> int:
-    """How many of the positions are patches: all (timm's no_embed_class), or all but the tokens before them.
+def patch_positions(positions: int, usual: tuple[int, ...], possible: set[int], step: tuple[int, int], sizes: tuple[Any, ...]) -> int:
+    """How many of the positions are patches; the others belong to tokens before them.
 
-    What is said decides, then a known image size. Then the square, but all positions only where
-    timm does that without saying so (`usual`: registers, LayerScale): a class token more or less
-    must never be guessed from a number that happens to be a square.
+    Where only one number of such rows is usual, that is it, unless a known image size fits
+    another. Else the one that leaves a square. A class token more or less is never guessed
+    from a number that happens to be a square.
     """
-    if no_embed is not None:
-        return positions if no_embed else positions - prefix
-    choices = [positions, positions - prefix] if usual else [positions - prefix]
     for size in sizes:
-        if size is not None and (size[0] // step[0]) * (size[1] // step[1]) in (positions, positions - prefix):
-            return (size[0] // step[0]) * (size[1] // step[1])
-    squares = [count for count in choices if count > 0 and math.isqrt(count) ** 2 == count]
-    return squares[0] if squares else choices[0]
+        if size is not None and positions - (size[0] // step[0]) * (size[1] // step[1]) in possible:
+            return int((size[0] // step[0]) * (size[1] // step[1]))
+    counts = [positions - rows for rows in usual]
+    return next((count for count in counts if count > 0 and math.isqrt(count) ** 2 == count), counts[0])
 
 
 def root_name(view: Archive) -> str:
@@ -383,7 +401,7 @@ class TimmResNet(Timm):
             outputs = shape_of(view, f"stages.{stage}.blocks.0.conv3.weight", 4)[0]
             if kernel != 7 or outputs != 4 * width * 2**stage:
                 raise CheckpointError(
-                    f"{view.path}: stage {stage} has {outputs} channels after a root of {width} with {kernel} x {kernel} kernels; no BiT ResNet.",
+                    f"{view.path}: stage {stage} has {outputs} channels after a {kernel} x {kernel} root of {width}; no BiT ResNet.",
                     hint="BiT roots are 7 x 7, and stage s puts out 4 * width * 2**s channels",
                 )
         fixed = "_bit" in architecture_of(view, sidecar.config) or not sidecar.config
@@ -503,8 +521,8 @@ def vit_reasons(config: Any) -> list[str]:
         (config.pool == "token+gap", "timm's ViT has no pooling of class token and mean together"),
         (config.final_norm and config.fc_norm, "timm's ViT has one norm after the blocks, before or after pooling, not both"),
         (config.norm_pre and config.patch_bias, "timm's ViT has no patch bias where there is a norm before the blocks"),
-        (config.eps not in (1e-6, 1e-5), f"timm's entry points have LayerNorm epsilons of 1e-6 and 1e-5, not {config.eps:g} (eps=1e-6 on loading accepts the difference)"),
-        (config.distilled and (config.registers > 0 or config.norm_pre), "timm's distilled ViT has neither registers nor a norm before the blocks"),
+        (config.eps not in (1e-6, 1e-5), f"timm builds LayerNorms of 1e-6 and 1e-5, not {config.eps:g}; loading with eps=1e-6 accepts the difference"),
+        (config.distilled and (config.registers > 0 or config.norm_pre), "timm's distilled ViT has no registers and no first norm"),
         (config.distilled and config.position == "none", "timm's distilled ViT needs positions"),
         (config.distilled and (config.eps == 1e-5 or config.mlp == "swiglu"), "timm's distilled ViT has neither eps=1e-5 nor SwiGLU"),
         (config.eps == 1e-5 and config.mlp == "swiglu", "timm has no entry point with both eps=1e-5 and SwiGLU"),
@@ -512,7 +530,7 @@ def vit_reasons(config: Any) -> list[str]:
     ]  # fmt: skip
     if stem is not None:
         right = stem.norm_eps == 1e-5 and stem.conv_eps == 1e-8 and stem.conv_eps_in and stem.root == "standard" and stem.groups == 32
-        checks.append((not right, "timm's hybrids have group norms of 32 groups with eps=1e-5, convolutions standardised by sqrt(var + 1e-8) and a 7 x 7 root; this stem differs"))  # fmt: skip
+        checks.append((not right, "timm's hybrids have group norms of 1e-5, convolutions standardised by sqrt(var + 1e-8), a 7 x 7 root"))
     return [reason for wrong, reason in checks if wrong]
 
 
@@ -565,7 +583,7 @@ def describe_vit(config: ViTConfig) -> dict[str, Any]:
 def vit_entry_point(config: ViTConfig) -> str | None:
     """The entry point whose fixed parts (stem, norms, MLP kind) are this model's; its sizes come from model_args."""
     if config.stem is not None:
-        return _VIT_LAYERS.get(config.stem.layers) if config.stem.width == 64 else None
+        return _HYBRIDS.get(config.stem.layers) if config.stem.width == 64 else None
     if config.distilled:
         return "deit_base_distilled_patch16_224"
     if config.mlp == "swiglu":
