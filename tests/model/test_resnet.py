@@ -89,11 +89,11 @@ def test_what_surrounds_the_pool_matters_without_a_relu_before_it():
 
 
 def test_kernels_have_mean_0_and_deviation_1():
-    conv = StdConv(7, 4, 3, 1, V2)
+    conv = StdConv(7, 4, 3, 1, V2).double()
     torch.nn.init.normal_(conv.weight, 3.0, 0.2)
     kernel = conv.standardised()
-    torch.testing.assert_close(kernel.mean((1, 2, 3)), torch.zeros(4), atol=1e-6, rtol=0)
-    torch.testing.assert_close(kernel.std((1, 2, 3), correction=0), torch.ones(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(kernel.mean((1, 2, 3)), torch.zeros(4).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(kernel.std((1, 2, 3), correction=0), torch.ones(4).double(), atol=1e-7, rtol=0)
 
 
 def test_half_precision_kernels_are_standardised_in_float32():

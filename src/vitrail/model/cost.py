@@ -79,9 +79,9 @@ def norm(name: str, width: int) -> Layer:
     return Layer(name, 2 * width)
 
 
-def attention(name: str, width: int, queries: int, keys: int, sequences: int = 1) -> Layer:
-    """q k^T and the weighted sum of v, over all heads."""
-    return Layer(name, 0, 2 * sequences * queries * keys * width)
+def attention(name: str, width: int, queries: int, keys: int, sequences: int = 1, probe: int = 0) -> Layer:
+    """q k^T and the weighted sum of v, over all heads; `probe` parameters where the query is learned."""
+    return Layer(name, probe, 2 * sequences * queries * keys * width)
 
 
 # ---- Vision Transformers, hybrids, axial ----
@@ -149,10 +149,9 @@ def head_layers(config: ViTConfig) -> Iterator[Layer]:
     outputs = config.tokens if config.pool == "unpooled" else 1
     if config.pool == "map":
         keys = config.tokens - (0 if config.pool_prefix else config.prefix)
-        yield Layer("map.probe", width)
         yield dense("map.q", width, width, runs)
         yield dense("map.kv", width, 2 * width, runs * keys)
-        yield attention("map", width, runs, keys)
+        yield attention("map", width, runs, keys, probe=width)
         yield dense("map.out", width, width, runs)
         yield norm("map.norm", width)
         yield dense("map.mlp.fc1", width, config.mlp_width, runs)
