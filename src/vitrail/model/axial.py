@@ -7,11 +7,15 @@ an attention sees it as rows or as columns. Everything else is the VisionTransfo
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from vitrail.model.config import ViTConfig
 from vitrail.model.vit import Attention, Block, VisionTransformer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 __all__ = ["AxialAttention", "AxialBlock", "AxialVisionTransformer"]
 
@@ -23,15 +27,15 @@ class AxialAttention(Attention):
         super().__init__(config, site)
         self.axis, self.grid = axis, config.grid
 
-    def attend(self, x_BND: Tensor) -> Tensor:
+    def attend(self, x_BND: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
         return self.together(super().attend(self.apart(x_BND)), x_BND.shape[0])
 
-    def apart(self, x_BND: Tensor) -> Tensor:
+    def apart(self, x_BND: Float[Tensor, "B N D"]) -> Float[Tensor, "lines length D"]:
         """(B, rows * columns, D) -> (B * rows, columns, D), or (B * columns, rows, D)."""
         lines = x_BND.unflatten(1, self.grid)
         return (lines if self.axis == "rows" else lines.transpose(1, 2)).flatten(0, 1)
 
-    def together(self, lines: Tensor, batch: int) -> Tensor:
+    def together(self, lines: Float[Tensor, "lines length D"], batch: int) -> Float[Tensor, "B N D"]:
         """The inverse of `apart`."""
         lines = lines.unflatten(0, (batch, -1))
         return (lines if self.axis == "rows" else lines.transpose(1, 2)).flatten(1, 2)
@@ -46,7 +50,7 @@ class AxialBlock(nn.Module):
         self.rows = Block(config, 2 * index, count, attention=partial(AxialAttention, axis="rows"))
         self.columns = Block(config, 2 * index + 1, count, attention=partial(AxialAttention, axis="columns"))
 
-    def forward(self, z_BND: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, z_BND: Float[Tensor, "B N D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B N D"]:
         return self.columns(self.rows(z_BND, key), key)
 
 

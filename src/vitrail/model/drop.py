@@ -8,15 +8,20 @@ masks come from torch's own generator. A rate of 0, or evaluation, returns the i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from vitrail.kernels.draws import bits, uniform
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 __all__ = ["DropPath", "Dropout"]
 
 
-def draw(shape: tuple[int, int], site: int, key: Tensor | None, like: Tensor) -> Tensor:
+def draw(shape: tuple[int, int], site: int, key: Int[Tensor, "B 2"] | None, like: Tensor) -> Float[Tensor, "B numbers"]:
     """(samples, numbers) uniforms in [0, 1) of one site."""
     if key is None:
         return torch.rand(shape, device=like.device)
@@ -31,7 +36,7 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate, self.site = rate, site
 
-    def forward(self, x_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         if self.rate == 0.0 or not self.training:
             return x_BTD
         numbers = draw((x_BTD.shape[0], x_BTD.shape[1] * x_BTD.shape[2]), self.site, key, x_BTD)
@@ -48,7 +53,7 @@ class DropPath(nn.Module):
         super().__init__()
         self.rate, self.site = rate, site
 
-    def forward(self, x_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         if self.rate == 0.0 or not self.training:
             return x_BTD
         numbers = draw((x_BTD.shape[0], 1), self.site, key, x_BTD)

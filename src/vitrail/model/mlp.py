@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.drop import Dropout
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 __all__ = ["ACTIVATIONS", "Mlp"]
 
@@ -43,7 +47,7 @@ class Mlp(nn.Module):
         self.drop1 = Dropout(dropout, site)
         self.drop2 = Dropout(dropout, site + 1)
 
-    def forward(self, x_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         if self.gated:
             gate, value = self.fc1(x_BTD).chunk(2, dim=-1)
             hidden = F.silu(gate) * value

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 __all__ = ["PatchEmbedding", "change_channels", "resize_patch_kernel"]
 
@@ -23,7 +28,7 @@ class PatchEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, channels, *patch_size))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         batch, channels, height, width = x_BCHW.shape
         rows, columns = self.patch_size
         patches = (
@@ -38,7 +43,7 @@ class PatchEmbedding(nn.Module):
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}, patch_size={self.patch_size}"
 
 
-def resize_patch_kernel(kernel_DCHW: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_patch_kernel(kernel_DCHW: Float[Tensor, "D C H W"], size: tuple[int, int]) -> Float[Tensor, "D C H2 W2"]:
     """The kernel of another patch size whose products with resized patches stay what they were (FlexiViT).
 
     With B the bilinear resize of a patch as a matrix, the answer is w' = pinv(B^T) w.
@@ -53,7 +58,7 @@ def resize_patch_kernel(kernel_DCHW: Tensor, size: tuple[int, int]) -> Tensor:
     return new.unflatten(2, tuple(size)).to(kernel_DCHW.dtype)
 
 
-def change_channels(kernel_DCHW: Tensor, channels: int) -> Tensor:
+def change_channels(kernel_DCHW: Float[Tensor, "D C H W"], channels: int) -> Float[Tensor, "D C2 H W"]:
     """A kernel for another number of input channels, by timm's rule: 1 adds them up, others repeat them in turn, scaled by old / new.
 
     A picture with equal channels has the same products as before when `channels` is 1 or a multiple of the old number.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.model.config import ViTConfig
 from vitrail.model.mlp import Mlp
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 __all__ = ["AttentionPool", "pool_tokens"]
 
@@ -26,7 +31,7 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(width, eps=config.eps)
         self.mlp = Mlp(width, config.mlp_width, config.activation)
 
-    def forward(self, y_BTD: Tensor) -> Tensor:
+    def forward(self, y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         batch = y_BTD.shape[0]
         q = self.q(self.probe).unflatten(2, (self.heads, -1)).transpose(1, 2).expand(batch, -1, -1, -1)
         k, v = self.kv(y_BTD).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -34,7 +39,7 @@ class AttentionPool(nn.Module):
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
 
-def pool_tokens(y_BTD: Tensor, config: ViTConfig) -> Tensor:
+def pool_tokens(y_BTD: Float[Tensor, "B T D"], config: ViTConfig) -> Float[Tensor, "B *D2"]:
     """ "token", "gap", "token+gap": (B, T, D) -> (B, D or 2D); "unpooled": as it is, (B, T, D)."""
     if config.pool == "unpooled":
         return y_BTD

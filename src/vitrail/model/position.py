@@ -7,11 +7,16 @@ have none). The relative kind is added to the logits of an attention instead.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 __all__ = [
     "LearnedPosition",
@@ -32,11 +37,11 @@ class Position(nn.Module):
 
     grid: Grid
 
-    def prefix(self) -> Tensor | None:
+    def prefix(self) -> Float[Tensor, "P D"] | None:
         """(P, D): rows of the class token and the like, or None."""
         return None
 
-    def patches(self) -> Tensor:
+    def patches(self) -> Float[Tensor, "N D"]:
         """(N, D), in raster order."""
         raise NotImplementedError
 
@@ -53,10 +58,10 @@ class LearnedPosition(Position):
         self.grid, self.prefix_rows, self.resample = grid, prefix, resample
         self.table = nn.Parameter(torch.empty(prefix + grid[0] * grid[1], width))
 
-    def prefix(self) -> Tensor | None:
+    def prefix(self) -> Float[Tensor, "P D"] | None:
         return self.table[: self.prefix_rows] if self.prefix_rows else None
 
-    def patches(self) -> Tensor:
+    def patches(self) -> Float[Tensor, "N D"]:
         return self.table[self.prefix_rows :]
 
     @torch.no_grad()
@@ -76,10 +81,10 @@ class LearnedPosition2d(Position):
         self.columns = nn.Parameter(torch.empty(grid[1], width // 2))
         self.first = nn.Parameter(torch.empty(prefix, width)) if prefix else None
 
-    def prefix(self) -> Tensor | None:
+    def prefix(self) -> Float[Tensor, "P D"] | None:
         return self.first
 
-    def patches(self) -> Tensor:
+    def patches(self) -> Float[Tensor, "N D"]:
         shape = (*self.grid, self.rows.shape[1])
         return torch.cat([self.columns[None].expand(shape), self.rows[:, None].expand(shape)], dim=2).flatten(0, 1)
 
@@ -100,7 +105,7 @@ class SincosPosition(Position):
         self.width = width
         self.resize(grid)
 
-    def patches(self) -> Tensor:
+    def patches(self) -> Float[Tensor, "N D"]:
         return self.table
 
     def resize(self, grid: Grid) -> None:
@@ -121,7 +126,7 @@ class RelativePosition(nn.Module):
         self.tokens = tokens
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, head_width))
 
-    def forward(self, q_BHqd: Tensor, start: int = 0) -> Tensor:
+    def forward(self, q_BHqd: Float[Tensor, "B H q d"], start: int = 0) -> Float[Tensor, "B H q T"]:
         """Logits (B, H, q, T) of the query rows start .. start + q - 1 against every key."""
         count, tokens = q_BHqd.shape[2], self.tokens
         first = tokens - start - count  # row 2T-2-o of the flipped table holds offset o - (T-1)
@@ -149,7 +154,7 @@ def position_for(kind: str, width: int, grid: Grid, prefix: int, resample: str) 
     return None
 
 
-def resample_grid(table_ND: Tensor, old: Grid, new: Grid, mode: str) -> Tensor:
+def resample_grid(table_ND: Float[Tensor, "N D"], old: Grid, new: Grid, mode: str) -> Float[Tensor, "N2 D"]:
     """(rows * columns, D) of one grid -> of another, computed in float32 (float64 stays)."""
     if table_ND.shape[0] != old[0] * old[1]:
         raise UsageError(f"{table_ND.shape[0]} positions are no grid of {old[0]} x {old[1]}.")
@@ -169,7 +174,7 @@ def resample_grid(table_ND: Tensor, old: Grid, new: Grid, mode: str) -> Tensor:
     return resized.flatten(2)[0].T.to(table_ND.dtype).contiguous()
 
 
-def sincos2d(grid: Grid, width: int) -> Tensor:
+def sincos2d(grid: Grid, width: int) -> Float[Tensor, "N D"]:
     """[sin x, cos x, sin y, cos y] with x the column, y the row, and width / 4 frequencies from 1 to 1/10000."""
     rows, columns = grid
     quarter = width // 4

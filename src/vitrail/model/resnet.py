@@ -42,17 +42,17 @@ class StdConv(nn.Module):
         self.eps, self.eps_in = float(numerics.conv_eps or 0.0), bool(numerics.conv_eps_in)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, size, size))
 
-    def standardised(self) -> Tensor:
+    def standardised(self) -> Float[Tensor, "C2 C size size"]:
         weight = self.weight.float() if self.weight.dtype in (torch.float16, torch.bfloat16) else self.weight
         centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
         variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)
         deviation = (variance + self.eps).sqrt() if self.eps_in else variance.sqrt() + self.eps
         return (centred / deviation).to(self.weight.dtype)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return self.convolve(x_BCHW, self.standardised())
 
-    def convolve(self, x_BCHW: Tensor, weight: Tensor) -> Tensor:
+    def convolve(self, x_BCHW: Float[Tensor, "B C H W"], weight: Float[Tensor, "C2 C size size"]) -> Float[Tensor, "B C2 H2 W2"]:
         if self.padding == "same":
             return F.conv2d(pad_same(x_BCHW, self.size, self.stride, 0.0), weight, stride=self.stride)
         return F.conv2d(x_BCHW, weight, stride=self.stride, padding=self.size // 2)
@@ -62,7 +62,7 @@ class StdConv(nn.Module):
         return f"{inputs}, {outputs}, size={self.size}, stride={self.stride}, padding={self.padding!r}"
 
 
-def pad_same(x_BCHW: Tensor, size: int, stride: int, value: float) -> Tensor:
+def pad_same(x_BCHW: Float[Tensor, "B C H W"], size: int, stride: int, value: float) -> Float[Tensor, "B C H2 W2"]:
     """TensorFlow's SAME: ceil(side / stride) windows, an odd pixel of padding goes below and to the right."""
     height, width = x_BCHW.shape[2:]
     rows = max(0, (-(-height // stride) - 1) * stride + size - height)
@@ -86,23 +86,23 @@ class Root(nn.Module):
         self.conv = StdConv(channels, width, 3 if self.small else 7, 1 if self.small else 2, numerics)
         self.norm = norm(width, numerics) if version == "v1" else None
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         if self.norm is None:
             x = self.conv(x_BCHW)
         else:
             x = F.relu(self.norm(self.precise(x_BCHW) if self.is_reference(x_BCHW) else self.conv(x_BCHW)))
         return x if self.small else self.pool(x)
 
-    def is_reference(self, x_BCHW: Tensor) -> bool:
+    def is_reference(self, x_BCHW: Float[Tensor, "B C H W"]) -> bool:
         """Evaluation in float32 on the CPU, as parity with other implementations is checked."""
         plain = x_BCHW.device.type == "cpu" and x_BCHW.dtype == torch.float32
         return plain and not self.training and not torch.compiler.is_compiling()
 
-    def precise(self, x_BCHW: Tensor) -> Tensor:
+    def precise(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         """The first convolution summed in float64: the norms behind it amplify its rounding, half the noise of the logits."""
         return self.conv.convolve(x_BCHW.double(), self.conv.standardised().double()).to(x_BCHW.dtype)
 
-    def pool(self, x_BCHW: Tensor) -> Tensor:
+    def pool(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H2 W2"]:
         """3x3, stride 2."""
         outside = 0.0 if self.pool_pad == "zero" else float("-inf")
         if self.padding == "same":
@@ -126,7 +126,7 @@ class UnitV1(nn.Module):
         self.projection = StdConv(inputs, outputs, 1, stride, numerics) if changes else None
         self.projection_norm = norm(outputs, numerics) if changes else None
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         shortcut = x_BCHW
         if self.projection is not None and self.projection_norm is not None:
             shortcut = self.projection_norm(self.projection(x_BCHW))
@@ -149,7 +149,7 @@ class UnitV2(nn.Module):
         self.conv3 = StdConv(width, outputs, 1, 1, numerics)
         self.projection = StdConv(inputs, outputs, 1, stride, numerics) if inputs != outputs or stride != 1 else None
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         active = F.relu(self.norm1(x_BCHW))
         shortcut = x_BCHW if self.projection is None else self.projection(active)
         y = self.conv1(active)
@@ -235,7 +235,7 @@ class ResNet(nn.Module):
     def pool(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         return tokens.mean(dim=1)
 
-    def check_input(self, x_BCHW: Tensor) -> None:
+    def check_input(self, x_BCHW: Float[Tensor, "B C H W"]) -> None:
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != self.config.channels:
             raise UsageError(f"input of shape {tuple(x_BCHW.shape)} for a model of (batch, {self.config.channels}, height, width).")
 

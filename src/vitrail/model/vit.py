@@ -47,28 +47,30 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=config.dense_bias)
         self.drop = Dropout(config.dropout, site)
 
-    def forward(self, x_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         return self.drop(self.attend(x_BTD), key)
 
-    def attend(self, x_BTD: Tensor) -> Tensor:
+    def attend(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         q, k, v = self.project(x_BTD)
         bias = self.relative(q * self.scale) if self.relative is not None else None
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # eq. 6 and eq. 7: softmax(q k^T / sqrt(d)) v
         return self.out(heads.transpose(1, 2).flatten(2))  # eq. 8
 
-    def project(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BTD: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B H T d"], Float[Tensor, "B H T d"], Float[Tensor, "B H T d"]]:
         """q, k, v, each (B, H, T, d)."""
         q, k, v = self.qkv(x_BTD).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # eq. 5
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
         return q, k, v
 
-    def qk(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def qk(self, x_BTD: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B H T d"], Float[Tensor, "B H T d"]]:
         """q (already divided by sqrt(d)) and k, for whoever wants the weights: softmax(self.logits(q, k))."""
         q, k, _ = self.project(x_BTD)
         return q * self.scale, k
 
-    def logits(self, q_BHTd: Tensor, k_BHTd: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    def logits(
+        self, q_BHTd: Float[Tensor, "B H T d"], k_BHTd: Float[Tensor, "B H T d"], start: int = 0, stop: int | None = None
+    ) -> Float[Tensor, "B H q T"]:
         """Attention logits (B, H, q, T) of the query rows start .. stop of a `qk` pair, relative positions included."""
         rows = q_BHTd[:, :, start:stop]
         content = rows @ k_BHTd.transpose(2, 3)
@@ -109,7 +111,7 @@ class Block(nn.Module):
         self.position = build_position(config) if separate else None
         self.shared_position = (shared,)  # a tuple, so that its parameters are the model's alone
 
-    def forward(self, z_BTD: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, z_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         z = z_BTD
         position = self.position if self.position is not None else self.shared_position[0]
         if position is not None:
@@ -202,7 +204,7 @@ class VisionTransformer(nn.Module):
         z = self.drop(z, key)
         return z if self.norm_pre is None else self.norm_pre(z)
 
-    def prefix_tokens(self, patches_BND: Tensor) -> Tensor:
+    def prefix_tokens(self, patches_BND: Float[Tensor, "B N D"]) -> Float[Tensor, "B P D"]:
         """[x_class, distillation, registers] with their rows of E_pos, for every sample: (B, P, D)."""
         prefix = torch.cat([token for token in (self.cls, self.dist, self.registers) if token is not None], dim=1)
         rows = self.position.prefix() if self.position is not None else None
@@ -236,7 +238,7 @@ class VisionTransformer(nn.Module):
             raise UsageError("this model has one head; two_heads() is for distilled=True.")
         return self.head(self.fc_norm(tokens[:, 0])), self.head_dist(self.fc_norm(tokens[:, 1]))
 
-    def check_input(self, x_BCHW: Tensor) -> None:
+    def check_input(self, x_BCHW: Float[Tensor, "B C H W"]) -> None:
         """Refuse what would be cut or mis-positioned."""
         expected = (self.config.channels, *self.config.image_size)
         if tuple(x_BCHW.shape[1:]) != expected:
