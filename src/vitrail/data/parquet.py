@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,12 +53,13 @@ class Groups:
 
     def _forget(self) -> None:
         self._process = os.getpid()
+        self._lock = threading.Lock()
         self._held: OrderedDict[int, Any] = OrderedDict()
         self._bytes = 0
         self._open: OrderedDict[int, Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_open": None, "_process": -1}
+        return {**self.__dict__, "_held": None, "_open": None, "_lock": None, "_process": -1}
 
     def row(self, row: int) -> bytes | None:
         """The image at a row of all files laid end to end."""
@@ -67,14 +69,14 @@ class Groups:
     def _group(self, group: int) -> Any:
         if self._process != os.getpid():
             self._forget()
-        held = self._held.get(group)
-        if held is None:
-            held = self._held[group] = self._load(group)
-            self._bytes += held.nbytes
-            while self._bytes > CACHE_BYTES and len(self._held) > 1:
-                _, old = self._held.popitem(last=False)
-                self._bytes -= old.nbytes
-        else:
+        with self._lock:
+            held = self._held.get(group)
+            if held is None:
+                held = self._held[group] = self._load(group)
+                self._bytes += held.nbytes
+                while self._bytes > CACHE_BYTES and len(self._held) > 1:
+                    _, old = self._held.popitem(last=False)
+                    self._bytes -= old.nbytes
             self._held.move_to_end(group)
         return held
 
@@ -135,9 +137,7 @@ class Parquet:
 
     tolerant = False
 
-    def __init__(
-        self, files: Any, paths: Sequence[str], name: str, by_split: dict[str, list[str]] | None = None
-    ) -> None:
+    def __init__(self, files: Any, paths: Sequence[str], name: str, by_split: dict[str, list[str]] | None = None) -> None:
         self.files, self.paths, self.name = files, list(paths), name
         self.by_split = shard_splits(self.paths) if by_split is None else by_split
 

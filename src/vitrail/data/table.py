@@ -75,7 +75,7 @@ class Table:
             for i, one in enumerate(rows.splits):
                 if not one:
                     problems.add("missing-split", rows.paths[i])
-        real = self._on_disk(rows, problems)
+        real = self._on_disk(rows, set(here), problems)
         kept, seen = [], set()
         for i in here:
             path = rows.paths[i]
@@ -110,12 +110,12 @@ class Table:
                 _read_table(self.files.read(path), path, own if len(self.paths) > 1 else "", self.options, self._read)
         return self._read
 
-    def _on_disk(self, rows: Rows, problems: Problems) -> list[str | None]:
-        """Each row's path as the disk spells it, or None; counts rows without files and files without rows."""
+    def _on_disk(self, rows: Rows, here: set[int], problems: Problems) -> list[str | None]:
+        """Each row's path as the disk spells it, or None; counts rows of this split without files, and files without rows."""
         folders: dict[str, dict[str, str]] = {}
         real: list[str | None] = []
         named: dict[str, set[str]] = {}
-        for path in rows.paths:
+        for i, path in enumerate(rows.paths):
             folder, base = os.path.split(path)
             if folder not in folders:
                 there = folder if folder.startswith("/") else os.path.join(self.folder, folder).rstrip("/")
@@ -124,8 +124,10 @@ class Table:
             spelled = folders[folder].get(composed(base)) if base else None
             named[folder].add(composed(base))
             real.append(f"{folder}/{spelled}" if spelled and folder else spelled)
+            if i not in here:
+                continue
             if not path:
-                problems.add("missing-image", f"row {len(real):,}")
+                problems.add("missing-image", f"row {i + 1:,}")
             elif spelled is None:
                 problems.add("missing-file", path)
         for folder, listing in folders.items():
