@@ -6,7 +6,8 @@ from serving_harness import png
 
 
 def test_an_exception_costs_one_batch_and_a_crash_is_repaired(start):
-    server = start(env={"VITRAIL_FAULT": "predict.forward:2=raise:EIO,predict.forward:4=exit"})
+    # the second call raises; a fault counts only the calls that no earlier fault ended, so the fourth exits
+    server = start(env={"VITRAIL_FAULT": "predict.forward:2=raise:EIO,predict.forward:3=exit"})
     expected = server.post("/predict", png()).json()
 
     began = time.monotonic()

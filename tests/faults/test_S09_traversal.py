@@ -7,7 +7,14 @@ import pytest
 from serving_harness import png, request
 
 ROOTS = ["/etc/passwd", "/..", "/../../etc/passwd", "//etc/passwd", "/./predict/../etc/passwd", "/page.html", "/static/../app.py"]
-ENCODED = ["/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/%252e%252e%252fetc", "/..%c0%af..%c0%afetc", "/%00", "/page.html%00.png"]
+ENCODED = [
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "/..%2f..%2fetc%2fpasswd",
+    "/%252e%252e%252fetc",
+    "/..%c0%af..%c0%afetc",
+    "/%00",
+    "/page.html%00.png",
+]
 WINDOWS = ["/..\\..\\windows\\win.ini", "/C:/windows/win.ini", "/c:%5cwindows%5cwin.ini", "/\\\\host\\share"]
 SCHEMES = ["/file:///etc/passwd", "/http://169.254.169.254/", "/?file=/etc/passwd", "/predict/etc/passwd"]
 MODELS = [
@@ -47,7 +54,9 @@ def call(app, method, path, body=b"", kind="image/png"):
 
         headers = [(b"host", b"t"), (b"content-type", kind.encode())]
         scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": headers}
-        await app({**scope, "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("t", 80), "client": ("t", 1)}, receive, send)
+        await app(
+            {**scope, "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("t", 80), "client": ("t", 1)}, receive, send
+        )
 
     async def with_lines():
         async with app.router.lifespan_context(app):

@@ -6,12 +6,24 @@ import re
 import pytest
 from serving_harness import Answer, png, read_all, request
 
-LEAK = re.compile(rb"Traceback|File \"|\.py|site-packages|/home|/root|/work|/usr|/tmp|Error\b|Exception|0x[0-9a-f]{6}|torch|numpy|PIL|starlette")
+LEAK = re.compile(
+    rb"Traceback|File \"|\.py|site-packages|/home|/root|/work|/usr|/tmp|Error\b|Exception|0x[0-9a-f]{6}|torch|numpy|PIL|starlette"
+)
 
 
 def requests(count):
     chance = random.Random(7)
-    paths = ["/predict", "/batch", "/explain", "/attention", "/models/x/predict", "/predict?top=0", "/predict?top=x", "/batch?top=9999", "/x"]
+    paths = [
+        "/predict",
+        "/batch",
+        "/explain",
+        "/attention",
+        "/models/x/predict",
+        "/predict?top=0",
+        "/predict?top=x",
+        "/batch?top=9999",
+        "/x",
+    ]
     kinds = ["image/png", "image/jpeg", "application/json", "text/plain", "multipart/form-data", ""]
     bodies = [b"", b"{}", b'{"images": 3}', b'{"images": ["' + b"A" * 99 + b'"]}', b"[" * 5000, b"\xff\xd8\xff" + bytes(99)]
     for _ in range(count):

@@ -1,9 +1,9 @@
 """S13: however many ask at once, each gets the answer to its own image."""
 
+import json
+
 import pytest
 from serving_harness import Client, in_threads, png
-
-import json
 
 
 def check(server, images, requests, clients):

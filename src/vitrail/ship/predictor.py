@@ -122,13 +122,14 @@ class Predictor:
         """The image as a PNG, its attention rollout laid over the part that the model saw."""
         from PIL import Image
 
-        from vitrail.inspect.maps import attention_rollout, overlay
+        from vitrail.inspect.maps import attention_rollout
+        from vitrail.inspect.overlay import overlay
 
         image, batch, box = self._look(data)
         maps = attention_rollout(self.model, batch)
-        picture = overlay(image, maps[0], box)
+        picture = overlay(image, maps[0].numpy(), box)
         out = io.BytesIO()
-        Image.fromarray(np.asarray(picture)).save(out, "PNG")
+        Image.fromarray(picture).save(out, "PNG")
         return out.getvalue()
 
     def attention(self, data: bytes) -> dict[str, Any]:

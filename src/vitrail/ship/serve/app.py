@@ -39,6 +39,7 @@ from vitrail.ship.serve.openapi import describe_routes
 
 log = logging.getLogger("vitrail.serve")
 TOLD = ("too_many_bytes", "too_many_pixels", "bad_dimensions", "format_refused")  # details in our own words, fit for a client
+HEADER_BYTES = 32 * 1024
 LOOKS = 8  # explanations waiting or running
 CURL = "curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' {url}"
 
@@ -353,8 +354,17 @@ def guarded(site: Site, route: str, handler: Handler) -> Callable[[Request], Awa
     return run
 
 
+def check_header(request: Request) -> None:
+    """What the HTTP library lets pass when it arrives in one piece."""
+    if sum(len(name) + len(value) for name, value in request.scope["headers"]) > HEADER_BYTES:
+        raise Refusal(431, "header_too_long", f"The header may have {HEADER_BYTES} bytes.", close=True)
+    if request.scope["http_version"] not in ("1.0", "1.1"):
+        raise Refusal(505, "http_version", "This server speaks HTTP/1.1.", close=True)
+
+
 async def answered(site: Site, request: Request, handler: Handler) -> Response:
     try:
+        check_header(request)
         return await handler(site, request)
     except Refusal as refusal:
         site.metrics.refusal(refusal.reason)
