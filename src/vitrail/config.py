@@ -153,7 +153,6 @@ class ObjectiveSpec:
     mask_rate: float = 0.5  # masked_patches 0.5; mae 0.75: part of the patches corrupted or hidden
     mask_exact: bool = True  # masked_patches: exactly round(rate * patches); False: each patch by its own coin
     mask_target: Literal["mean_colour", "downsized", "pixels"] = "mean_colour"  # paper B.1.2: (1), (2), (3)
-    mask_foreign: Literal["image", "batch"] = "image"  # where a random other patch embedding comes from
     decoder_width: int = 512  # mae
     decoder_depth: int = 8  # mae
     decoder_heads: int = 16  # mae

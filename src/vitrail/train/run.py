@@ -17,7 +17,10 @@ from vitrail.errors import UsageError
 from vitrail.evaluate.score import precision_for
 from vitrail.runtime import distributed
 from vitrail.runtime.device import Precision, deterministic, pick_device
+from vitrail.train.distill import Distilled, Teacher
 from vitrail.train.ema import Ema
+from vitrail.train.mae import Mae
+from vitrail.train.masked import MaskedPatches
 from vitrail.train.memory import first_micro_batch
 from vitrail.train.objective import Objective, Supervised, balanced_weights
 from vitrail.train.optim import Optimizer, build_optimizer
@@ -31,6 +34,7 @@ from vitrail.train.state import TrainState
 from vitrail.train.step import TrainStep
 from vitrail.train.store import CheckpointStore
 from vitrail.train.stream import HeldFeed, Sources, TrainFeed, open_sources
+from vitrail.weights.load import load_model
 
 __all__ = ["Run", "open_run"]
 
@@ -132,10 +136,21 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
 
 
 def build_objective(recipe: Recipe, model: nn.Module, precision: Precision, preprocess: Preprocess, sources: Sources) -> Objective:
-    spec = recipe.objective
+    """What the recipe trains the model to do."""
+    spec, mean, std = recipe.objective, preprocess.mean, preprocess.std
+    if spec.loss == "masked_patches":
+        return MaskedPatches(model, spec, precision, mean, std, recipe.train.seed)
+    if spec.loss == "mae":
+        return Mae(model, spec, precision, mean, std, recipe.train.seed)
     classes = len(sources.train.classes)
     weights = balanced_weights(sources.train.labels, classes) if spec.class_weights == "balanced" else None
-    return Supervised(model, spec, precision, preprocess.mean, preprocess.std, classes=classes, weights=weights)
+    if spec.teacher is None:
+        return Supervised(model, spec, precision, mean, std, classes=classes, weights=weights)
+    device = next(model.parameters()).device
+    teacher = load_model(spec.teacher).to(device, precision.weights)
+    return Distilled(
+        model, spec, precision, mean, std, teacher=Teacher(teacher, teacher.card.transform(), precision), classes=classes, weights=weights
+    )
 
 
 def spread(objective: Objective, recipe: Recipe, device: torch.device) -> Any:

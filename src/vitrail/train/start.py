@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,14 +11,13 @@ from torch import nn
 from vitrail.config import Recipe
 from vitrail.data.classes import require_same_classes
 from vitrail.data.source import Source
-from vitrail.errors import UsageError
+from vitrail.errors import UsageError, nearest
 from vitrail.model.variants import build, create_model
 from vitrail.train.adapt import adapt
 
 __all__ = ["starting_model"]
 
 UNLABELLED = ("masked_patches", "mae")  # objectives that need no class
-RATES = ("dropout", "drop_path", "drop_path_uniform")  # options that change no parameter
 
 
 def starting_model(recipe: Recipe, source: Source) -> nn.Module:
@@ -50,27 +50,37 @@ def continued(recipe: Recipe, classes: int, source: Source) -> nn.Module:
     elif recipe.objective.head_bias:
         with torch.no_grad():
             model.head.bias.fill_(recipe.objective.head_bias)
-    model = with_rates(model, recipe.model.options)
+    model = with_options(model, recipe.model.options, recipe.train.seed)
     for parameter in model.parameters():  # loaded ones may be views of the mapped file, which must not learn
         parameter.data = parameter.data.clone()
         parameter.requires_grad_(True)
     return model
 
 
-def with_rates(model: Any, options: dict[str, Any]) -> nn.Module:
-    """Dropout and stochastic depth as the recipe has them; what would change the weights' shapes is refused."""
-    wanted = {name: value for name, value in options.items() if getattr(model.config, name, None) != value}
-    wanted.pop("head_bias_init", None)
-    wanted.pop("representation", None)  # of the pre-training head, which a new head replaces
-    odd = sorted(wanted.keys() - set(RATES))
-    if odd:
-        raise UsageError(
-            f"model.options.{odd[0]} cannot be changed in weights that exist ({getattr(model.config, odd[0], None)!r} there).",
-            hint="leave it out, or start from fresh weights (model.weights=none)",
-        )
+def with_options(model: Any, options: dict[str, Any], seed: int) -> nn.Module:
+    """Loaded weights under the recipe's options (dropout, pooling, …); what would change a shape is refused.
+
+    Parameters that only the new configuration has are drawn fresh; those only the old one had are dropped.
+    """
+    known = {field.name for field in dataclasses.fields(model.config)}
+    for name in options:
+        if name not in known:
+            raise UsageError(f"model.options.{name}: a model has no such option{nearest(name, known)}.")
+    wanted = {name: value for name, value in options.items() if getattr(model.config, name) != value}
+    for of_old_head in ("head_bias_init", "representation"):  # a new head replaces what they describe
+        wanted.pop(of_old_head, None)
     if not wanted:
         return model
-    other: Any = build(model.config.replace(**wanted), init=False)
-    other.load_state_dict(model.state_dict(), assign=True)
+    other: Any = build(model.config.replace(**wanted), seed=seed)
+    ours, theirs = dict(other.named_parameters()), dict(model.named_parameters())
+    odd = sorted(name for name in ours.keys() & theirs.keys() if ours[name].shape != theirs[name].shape)
+    if odd:
+        raise UsageError(
+            f"model.options {', '.join(sorted(wanted))} would change the shape of {len(odd)} weights that exist, for example {odd[0]}.",
+            hint="leave them out, or start from fresh weights (model.weights=none)",
+        )
+    with torch.no_grad():
+        for name in ours.keys() & theirs.keys():
+            ours[name].copy_(theirs[name])
     other.card = getattr(model, "card", None)
     return other

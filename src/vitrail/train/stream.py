@@ -20,7 +20,6 @@ from vitrail.data.batch import Batch
 from vitrail.data.classes import require_same_classes
 from vitrail.data.crop import TrainView
 from vitrail.data.loader import EvalStream, TrainStream
-from vitrail.data.resident import ResidentStream
 from vitrail.data.source import Source, list_splits, open_source
 from vitrail.data.transform import Preprocess
 from vitrail.errors import UsageError
@@ -103,6 +102,8 @@ class TrainFeed:
         self.device = device
         self.resident = is_resident(sources.train, view, spec.resident, device)
         if self.resident:
+            from vitrail.data.resident import ResidentStream
+
             self._stream: Any = ResidentStream(sources.train, view, device=device, **options)
         else:
             stall = {"stall_timeout_s": recipe.train.stall_timeout_s} if recipe.train.stall_timeout_s > 0 else {}
@@ -133,6 +134,10 @@ def is_resident(source: Source, view: TrainView, asked: bool | None, device: tor
     """Whether the whole set is to be held on the device as pixels."""
     if asked is not None:
         return asked
+    try:
+        from vitrail.data.resident import ResidentStream
+    except ImportError:
+        return False
     return ResidentStream.fits(source, view, room_for_pictures(device))
 
 
