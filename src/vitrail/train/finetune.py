@@ -161,17 +161,19 @@ def _conclude(
 ) -> FinetuneResult:  # fmt: skip
     """Measure the chosen weights once on the images set aside for it, and write the page."""
     from vitrail.evaluate.classify import evaluate
+    from vitrail.weights.load import load_model
 
     chosen = "best" if facts.dev_split is not None else "last"
-    measured = evaluate(str(folder / f"{chosen}.safetensors"), facts.address, split=facts.test_split, device=str(place))
+    final = load_model(str(folder / f"{chosen}.safetensors"))
+    measured = evaluate(final, facts.address, split=facts.test_split, device=str(place), keep_answers=True)
     page = None
     if report:
         from vitrail.train.report import write_report
 
-        page = write_report(folder, measured, facts, plan.reasons)
+        page = write_report(folder, final, measured, plan.reasons)
     return FinetuneResult(
         weights, facts.address, folder, measured.top1, measured.images, measured.unreadable, chosen, facts.majority, linear,
-        result.step, time.monotonic() - start, result.exaflops, plan.reasons, page,
+        result.steps, time.monotonic() - start, result.exaflops, plan.reasons, page,
     )  # fmt: skip
 
 
