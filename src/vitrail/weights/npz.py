@@ -8,7 +8,9 @@ members are legal (Google's are); one array is inflated at a time, into its fina
 from __future__ import annotations
 
 import io
+import lzma
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,9 @@ __all__ = ["is_npz", "open_npz", "write_npz"]
 _MAX_HEADER = 10_000  # of one .npy; numpy's own limit for untrusted files
 _MAX_MEMBERS = 100_000
 _CHUNK = 1 << 20
+# what zipfile, zlib and numpy's header parser raise on damaged input
+UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+              LookupError, ArithmeticError, RecursionError, MemoryError, SyntaxError)  # fmt: skip
 _TORCH_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
@@ -46,7 +51,7 @@ def is_npz(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except UNREADABLE:
         return path.suffix == ".npz"
     return path.suffix == ".npz" or any(name.endswith(".npy") for name in names)
 
@@ -58,7 +63,7 @@ def open_npz(path: Path, max_weight_bytes: int | None = None) -> Archive:
             members = _members(path, archive)
             check_total(path, (info.file_size for info in members.values()), max_weight_bytes)
             headers = {name: _header(path, archive, info) for name, info in members.items()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
+    except UNREADABLE as error:
         raise _refused(path, f"not a readable npz ({error})") from None
     entries = {name: Entry(shape, _torch_dtype(dtype)) for name, (shape, dtype, _, _) in headers.items()}
 
@@ -123,7 +128,7 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, header: H
             while done < len(view) and (got := member.readinto(view[done : done + _CHUNK])):  # type: ignore[attr-defined]
                 done += got
             rest = member.read(1)  # reaching the end makes zipfile compare the CRC
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except UNREADABLE as error:
         raise _refused(path, f"{info.filename}: damaged ({error})") from None
     if done != flat.nbytes or rest:
         raise _refused(path, f"{info.filename}: {done:,} bytes of {flat.nbytes:,}")

@@ -9,24 +9,26 @@ mapping of the file. `argparse.Namespace`, which old training scripts left in, i
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 import pickletools
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from vitrail.errors import CheckpointError
 from vitrail.weights.archive import Archive, Entry, check_total
+from vitrail.weights.npz import UNREADABLE
 
 __all__ = ["open_pickle"]
 
 _NESTS = ("model", "state_dict", "teacher", "model_state", "module", "net", "student", "model_ema", "state_dict_ema")
 _PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "encoder_q.")
-_MAX_PICKLE = 64 << 20
+_MAX_PICKLE = 16 << 20
 
 _ALLOWED = {
     "collections OrderedDict",
@@ -54,9 +56,11 @@ _ALLOWED |= {f"torch {name}" for name in ("float16", "float32", "float64", "bflo
 
 def open_pickle(path: Path, max_weight_bytes: int | None = None) -> Archive:
     """The tensors of a PyTorch file, found inside the usual nesting, or a refusal."""
-    if zipfile.is_zipfile(path):
+    with open(path, "rb") as stream:
+        zipped = stream.read(4) == b"PK\x03\x04"  # as torch.load decides
+    if zipped:
         _check_zip(path, max_weight_bytes)
-    content = _load(path, mapped=zipfile.is_zipfile(path))
+    content = _load(path, mapped=zipped)
     tensors, notes = _state_dict(path, content)
     entries = {name: Entry(tuple(value.shape), value.dtype) for name, value in tensors.items()}
     check_total(path, (entry.nbytes for entry in entries.values()), max_weight_bytes)
@@ -87,23 +91,26 @@ def _check_zip(path: Path, limit: int | None) -> None:
             for info in programs:
                 if info.file_size > _MAX_PICKLE:
                     raise _refused(path, f"{info.filename} is {info.file_size:,} bytes of pickle")
-                _check_names(path, archive.read(info))
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+                _check_names(path, io.BytesIO(archive.read(info)))
+    except UNREADABLE as error:
         raise _refused(path, f"not a readable zip ({error})") from None
 
 
-def _check_names(path: Path, program: bytes) -> None:
-    """Every global the pickle would look up, without executing it."""
+def _check_names(path: Path, program: IO[bytes], pickles: int = 1) -> None:
+    """Every global the pickles would look up, without executing them."""
+    found: set[str] = set()
     try:
-        strange = sorted(set(_globals(program)) - _ALLOWED)
+        for _ in range(pickles):
+            found.update(_globals(program))
     except Exception as error:  # pickletools raises many kinds on damaged input
-        raise _refused(path, f"a damaged pickle ({error})") from None
-    if strange:
+        if pickles == 1:
+            raise _refused(path, f"a damaged pickle ({error})") from None
+    if strange := sorted(found - _ALLOWED):
         shown = ", ".join(name.replace(" ", ".") for name in strange[:12])
         raise _refused(path, f"the pickle calls {shown}{' and more' if len(strange) > 12 else ''}")
 
 
-def _globals(program: bytes) -> Iterator[str]:
+def _globals(program: IO[bytes]) -> Iterator[str]:
     strings: list[str] = []
     memo: dict[int, str] = {}
     last = ""
@@ -126,29 +133,17 @@ def _globals(program: bytes) -> Iterator[str]:
 
 
 def _load(path: Path, *, mapped: bool) -> Any:
-    if not mapped:  # PyTorch before 1.6: a chain of pickles; the first program is the one that names things
+    if not mapped:  # before PyTorch 1.6: magic number, protocol, machine, the object, names of storages; raw bytes follow
         with open(path, "rb") as stream:
-            _check_names(path, _legacy_head(stream.read(_MAX_PICKLE)))
+            _check_names(path, io.BytesIO(stream.read(_MAX_PICKLE)), pickles=5)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except pickle.UnpicklingError as error:
-        first = str(error).strip().splitlines()
-        raise _refused(path, next((line for line in first if "Unsupported" in line or "GLOBAL" in line), first[0])) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError, AssertionError) as error:
-        raise _refused(path, f"not a readable PyTorch file ({str(error).splitlines()[0] if str(error) else error!r})") from None
-
-
-def _legacy_head(data: bytes) -> bytes:
-    """The pickles at the start of an old file, up to the first that does not parse (raw storage follows)."""
-    at = 0
-    for _ in range(5):
-        try:
-            end = max(position for _, _, position in pickletools.genops(data[at:]) if position is not None) + 1
-        except Exception:
-            break
-        at += end
-    return data[:at] if at else data
+        lines = str(error).strip().splitlines() or ["damaged"]
+        raise _refused(path, next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0])) from None
+    except (*UNREADABLE, TypeError, AttributeError, AssertionError) as error:
+        raise _refused(path, f"not a readable PyTorch file ({(str(error).splitlines() or [repr(error)])[0]})") from None
 
 
 def _state_dict(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:

@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +26,7 @@ from vitrail.weights.archive import Archive, Entry, check_total
 
 __all__ = ["open_safetensors", "write_safetensors"]
 
-_MAX_HEADER = 100_000_000  # the limit of the format's own library
+_MAX_HEADER = 16 << 20  # thousands of tensors and 21,843 class names take two megabytes
 _ALIGN = 64
 _DTYPES = {
     "F64": torch.float64,
@@ -88,11 +89,11 @@ def _header(path: Path, stream: IO[bytes], size: int) -> tuple[dict[str, Any], i
         raise _refused(path, f"a header of {length:,} bytes in a file of {size:,}")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) != len(keys) else []
-        if twice:
-            raise _refused(path, f"{twice[0]!r} appears twice in the header")
-        return dict(pairs)
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise _refused(path, f"{twice[:80]!r} appears twice in the header")
+        return table
 
     try:
         header = json.loads(stream.read(length).decode("utf-8"), object_pairs_hook=unique)
