@@ -37,6 +37,7 @@ def command() -> None:
 @opening
 @click.option("--near/--no-near", default=True, show_default=True, help="Look for pictures that look alike.")
 @click.option("--no-labels", is_flag=True, help="Images without classes.")
+@click.option("--allow", multiple=True, help="A fault to report without exit 3: leaked, label-conflict, corrupt, duplicate-id, …")
 @click.option("--workers", default=None, type=click.IntRange(1), help="Decoding threads (default: one a core).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check_command(src: str, as_json: bool, no_labels: bool, **options: Any) -> int:
@@ -82,11 +83,15 @@ def pack_command(src: str, dst: str, as_json: bool, **options: Any) -> None:
 @click.option("--cell", default=128, show_default=True, type=click.IntRange(16, 1024), help="Pixels of one picture.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice and of every augmentation.")
 @click.option("--recipe", default=None, help="Show images as this recipe augments them (default: crop and flip).")
+@click.option("--size", default=224, show_default=True, type=click.IntRange(8, 2048), help="Pixels of the training crop.")
 @click.option("--views", default=3, show_default=True, type=click.IntRange(0, 16), help="Augmented views of each image; 0: none.")
 @click.option("--allow", multiple=True, help="A kind of data problem to accept (see data check).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def show_command(src: str, as_json: bool, **options: Any) -> None:
+def show_command(src: str, as_json: bool, recipe: str | None, size: int, **options: Any) -> None:
     """Write a contact sheet: images with their labels, as they are and as training sees them."""
+    from vitrail.config import Recipe, load_recipe
+    from vitrail.data.crop import TrainView
     from vitrail.data.show import show
 
-    emit(show(src, **options), as_json)
+    spec = load_recipe(recipe) if recipe else Recipe()
+    emit(show(src, view=TrainView.of(spec.data, size), augment=spec.augment, **options), as_json)

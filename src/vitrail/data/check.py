@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -25,14 +25,15 @@ from vitrail.data.copies import Copies, Leak, Seen
 from vitrail.data.header import EXTENSIONS
 from vitrail.data.likeness import THUMB, print_of
 from vitrail.data.names import shown
-from vitrail.data.problem import HARMLESS, Problem
+from vitrail.data.problem import HARMLESS, KINDS, Problem
 from vitrail.data.source import Source, list_splits, open_source
-from vitrail.errors import DecodeError
+from vitrail.errors import DecodeError, UsageError, nearest
 from vitrail.runtime.progress import Progress, duration, quantity
 
 __all__ = ["CheckReport", "SplitReport", "check"]
 
 EDGES = (32, 64, 128, 224, 384, 512, 1024)  # of the histogram of shorter sides
+FAULTS = ("corrupt", "leaked", "label-conflict")  # besides the problems of a listing
 EXAMPLES = 20
 _CHUNK = 32
 
@@ -70,6 +71,7 @@ class CheckReport:
     conflict_examples: list[list[str]]
     seconds: float
     images_per_second: float
+    allowed: tuple[str, ...] = ()  # kinds of faults the caller accepts
 
     @property
     def problems(self) -> dict[str, int]:
@@ -86,7 +88,7 @@ class CheckReport:
         counts = {kind: n for kind, n in self.problems.items() if kind not in HARMLESS}
         counts |= {"corrupt": sum(sum(s.corrupt.values()) for s in self.splits)}
         counts |= {"leaked": sum(leak.exact + leak.near for leak in self.leaks), "label-conflict": self.conflicts}
-        return {kind: n for kind, n in counts.items() if n}
+        return {kind: n for kind, n in counts.items() if n and kind not in self.allowed}
 
     @property
     def ok(self) -> bool:
@@ -222,10 +224,23 @@ def _balance(source: Source) -> dict[str, Any]:
 
 
 def check(
-    where: Any, *, split: str | None = None, near: bool = True, workers: int | None = None, progress: bool = True, **options: Any
+    where: Any,
+    *,
+    split: str | None = None,
+    near: bool = True,
+    allow: Collection[str] = (),
+    workers: int | None = None,
+    progress: bool = True,
+    **options: Any,
 ) -> CheckReport:
-    """Check every split of `where` (or one); `options` are those of `open_source`."""
+    """Check every split of `where` (or one); `options` are those of `open_source`.
+
+    `allow` names faults that are reported and do not make the answer "no".
+    """
     start = time.perf_counter()
+    for kind in allow:
+        if kind not in (*KINDS, *FAULTS):
+            raise UsageError(f"allow={kind!r} is no kind of fault{nearest(kind, (*KINDS, *FAULTS))}.")
     arrays = not isinstance(where, str | os.PathLike)
     names: Sequence[str | None] = [split] if split or arrays else list_splits(os.fspath(where)) or [None]
     sources = [open_source(where, name, allow="all", **options) for name in names]
@@ -252,7 +267,7 @@ def check(
         leaks = [leak for a, b in pairs if (leak := copies.across(a, b)) is not None]
         conflicts, examples = copies.conflicts()
     seconds = time.perf_counter() - start
-    return CheckReport(sources[0].name, reports, leaks, conflicts, examples, seconds, total / seconds)
+    return CheckReport(sources[0].name, reports, leaks, conflicts, examples, seconds, total / seconds, tuple(allow))
 
 
 def _said(split: str | None, done: int, total: int, seconds: float) -> str:
