@@ -32,7 +32,7 @@ from vitrail.data.transform import Preprocess
 from vitrail.data.worker import EvalMaker, Filled, Maker, TrainMaker
 from vitrail.errors import UsageError
 
-__all__ = ["EvalStream", "TrainStream", "default_workers"]
+__all__ = ["EvalStream", "Labels", "TrainStream", "cores", "default_workers", "make_order"]
 
 PREFETCH = 3  # batches ready or being made ahead of the consumer
 FEW = 512  # fewer images than this to evaluate are not worth starting processes for
@@ -47,7 +47,7 @@ class _Stream:
         self.source = source
         self.layout = layout
         self.workers = workers
-        self._labels = _Labels(source)
+        self._labels = Labels(source)
         self._record = Quarantine(len(source))
         self._pipeline = Pipeline(maker, layout.positions, layout.share, workers=workers, **pipeline)
 
@@ -109,7 +109,7 @@ class TrainStream(_Stream):
         pin: bool | None = None,
     ) -> None:
         self.view = view
-        self.order = _order(source, seed, repeats, balanced)
+        self.order = make_order(source, seed, repeats, balanced)
         self.repeats = repeats
         maker = TrainMaker(source, view, self.order, seed)
         workers = default_workers(source, view.image_size, threads) if workers is None else workers
@@ -173,7 +173,7 @@ class EvalStream(_Stream):
             yield self._batch(self.layout.positions(step), images, filled)
 
 
-class _Labels:
+class Labels:
     """Labels by sample index: int64 (N), or float32 (N, K) where samples have several."""
 
     def __init__(self, source: Source) -> None:
@@ -192,7 +192,7 @@ class _Labels:
         return torch.from_numpy(hot)
 
 
-def _order(source: Source, seed: int, repeats: int, balanced: bool) -> EpochOrder | BalancedOrder:
+def make_order(source: Source, seed: int, repeats: int, balanced: bool) -> EpochOrder | BalancedOrder:
     if balanced:
         if source.multilabel:
             raise UsageError(

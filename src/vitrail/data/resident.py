@@ -1,0 +1,297 @@
+"""The whole training set as uint8 on the device, and every crop made there: no decoding while training.
+
+`ResidentStream` yields the same samples with the same boxes as `loader.TrainStream` (the draws
+are the same); pixels agree within a level, because the resampling is done on the batch.
+
+A view is, for each sample, a row of taps for every output row and column: an offset into the
+image, a step, a kernel. Boxes, sizes and offsets are drawn on the host; taps, reads and sums
+happen on the device. Images may have different sizes: they lie in one long buffer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data import decode
+from vitrail.data.batch import Batch
+from vitrail.data.crop import TrainView
+from vitrail.data.loader import Labels, cores, make_order
+from vitrail.data.order import BatchLayout
+from vitrail.data.quarantine import IN_A_ROW, Bad, Quarantine
+from vitrail.data.source import Source
+from vitrail.data.worker import read
+from vitrail.errors import DataError, DecodeError, UsageError
+from vitrail.kernels import draws
+from vitrail.runtime.progress import Progress, duration
+
+__all__ = ["Axis", "ResidentStream", "resample"]
+
+LARGE = 20_000  # images from which on loading them says how far it is
+PROBED = 64  # images whose size is looked at before deciding whether a set fits
+
+
+class Axis(NamedTuple):
+    """One dimension of each sample's view, on the host: output i lies at `start + i` of `source` resized to `target`,
+    and `source` begins at `origin` of the stored image. `mirror`: positions beyond the target are reflected."""
+
+    origin: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    start: np.ndarray
+
+
+class ResidentStream:
+    """As `TrainStream`, endless, with `seek`; batches lie on `device`."""
+
+    def __init__(
+        self,
+        source: Source,
+        view: TrainView,
+        *,
+        device: torch.device | str,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        start_step: int = 0,
+        repeats: int = 1,
+        balanced: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self.source, self.view, self.device = source, view, torch.device(device)
+        self.layout = BatchLayout(batch_size, rank, world)
+        self.order = make_order(source, seed, repeats, balanced)
+        self.words = draws.key(seed, "crop")
+        self.step = start_step
+        self._labels = Labels(source)
+        self._record = Quarantine(len(source))
+        self._load(cores() if workers is None else max(1, workers))
+
+    @staticmethod
+    def fits(source: Source, view: TrainView, room_bytes: int) -> bool:
+        """Whether the decoded set takes at most `room_bytes`, judged by the sizes of a few of its images."""
+        if view.dct_scale:
+            return False
+        chosen = np.unique(np.linspace(0, len(source) - 1, min(PROBED, len(source))).astype(np.int64))
+        sizes = []
+        for i in chosen.tolist():
+            try:
+                data, where = read(source, i)
+                sizes.append(_bytes(data, where))
+            except DecodeError:
+                continue
+        return bool(sizes) and float(np.mean(sizes)) * len(source) <= room_bytes
+
+    # ------------------------------------------------------------ loading
+
+    def _load(self, workers: int) -> None:
+        count = len(self.source)
+        self.height, self.width = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.bad = np.zeros(count, bool)
+        chunks: list[Tensor] = []
+        found: list[Bad] = []
+        began = time.monotonic()
+        with ThreadPoolExecutor(workers) as pool, Progress(quiet=count < LARGE) as progress:
+            for begin in range(0, count, 4096):
+                held = []
+                for i, image in zip(range(begin, count), pool.map(self._decode, range(begin, min(count, begin + 4096)))):
+                    if i % 256 == 0:
+                        progress.show(_so_far(i, count, time.monotonic() - began))
+                    if isinstance(image, Bad):
+                        self.bad[i] = True
+                        found.append(image)
+                        continue
+                    self.height[i], self.width[i] = image.shape[:2]
+                    held.append(image.reshape(-1))
+                if held:
+                    chunks.append(torch.from_numpy(np.concatenate(held)).to(self.device))
+        self._record.take(count, found)
+        if not chunks:
+            raise DataError(f"{self.source.name}: no image could be read.")
+        self.pixels = torch.cat(chunks).view(-1, 3)
+        self.offset = np.concatenate([[0], np.cumsum(self.height * self.width)[:-1]])
+
+    def _decode(self, i: int) -> np.ndarray | Bad:
+        try:
+            data, where = read(self.source, i)
+            return decode.pixels(data, where=where)
+        except DecodeError as error:
+            return Bad(i, self.source.id(i), error.reason, error.detail, i)
+
+    # ------------------------------------------------------------ the stream
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        positions = self.layout.positions(self.step)
+        self.step += 1
+        index = self._usable(positions, self.order(positions))
+        rows, columns = self._axes(positions, index)
+        place = (self.offset[index], self.width[index])
+        images = resample(self.pixels, place, rows, columns, self.view)
+        return Batch(
+            images.permute(0, 3, 1, 2),
+            self._labels(index).to(self.device, non_blocking=True),
+            self._put(index),
+            self._put(positions),
+            torch.ones(len(index), dtype=torch.bool, device=self.device),
+            positions,
+        )
+
+    def _usable(self, positions: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """A bad sample's slot goes to the next draw for that position."""
+        for slot in np.flatnonzero(self.bad[index]):
+            for attempt in range(IN_A_ROW):
+                index[slot] = self.order.replacement(int(positions[slot]), attempt)
+                if not self.bad[index[slot]]:
+                    break
+        return index
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def _axes(self, positions: np.ndarray, index: np.ndarray) -> tuple[Axis, Axis]:
+        drawn = [
+            self._window(draws.Stream(self.words, p), h, w)
+            for p, h, w in zip(positions.tolist(), self.height[index].tolist(), self.width[index].tolist())
+        ]
+        table = np.array(drawn, np.int64)  # (N, 8)
+        return Axis(*table[:, :4].T), Axis(*table[:, 4:].T)
+
+    def _window(self, stream: draws.Stream, height: int, width: int) -> tuple[int, ...]:
+        """(origin, source, target, start) of the rows, then of the columns."""
+        view = self.view
+        rows, columns = view.image_size
+        if view.crop in ("inception", "random_resized"):
+            top, left, h, w = view.sample_box(height, width, stream)
+            return top, h, rows, 0, left, w, columns, 0
+        size = view.size_before_crop(height, width)
+        top, left = view.sample_offset(*size, stream)
+        if view.crop == "pad_crop":
+            top, left = top - view.crop_pad, left - view.crop_pad
+        return 0, height, size[0], top, 0, width, size[1], left
+
+    def seek(self, step: int) -> None:
+        if step < 0:
+            raise UsageError(f"cannot seek to step {step}.")
+        self.step = step
+
+    def epoch(self, step: int | None = None) -> float:
+        return (self.step if step is None else step) * self.layout.batch_size / self.order.length
+
+    @property
+    def quarantine(self) -> list[dict[str, Any]]:
+        return self._record.entries
+
+    @property
+    def quarantine_summary(self) -> str:
+        return self._record.summary()
+
+    def close(self) -> None:
+        self.pixels = self.pixels[:0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _so_far(done: int, count: int, seconds: float) -> str:
+    left = f", about {duration(seconds * (count - done) / done)} left" if done else ""
+    return f"decoding onto the device: {done:,} of {count:,} images{left}"
+
+
+def _bytes(data: bytes | np.ndarray, where: str) -> int:
+    if isinstance(data, np.ndarray):
+        return data.shape[0] * data.shape[1] * 3
+    _, width, height, _ = decode.probe(data, where=where)
+    return width * height * 3
+
+
+# ---------------------------------------------------------------- on the device
+
+
+def resample(pixels: Tensor, place: tuple[np.ndarray, np.ndarray], rows: Axis, columns: Axis, view: TrainView) -> Tensor:
+    """pixels (all, 3) uint8; place (offset, width) of each sample -> (N, rows, columns, 3) uint8."""
+    device = pixels.device
+    down, weight_down = _taps(rows, view.image_size[0], view, device)  # (N, out, taps)
+    across, weight_across = _taps(columns, view.image_size[1], view, device)
+    offset, width = (torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True).view(-1, 1) for a in place)
+    total = None
+    for i in range(down.shape[2]):
+        base = (offset + down[:, :, i] * width)[:, :, None]
+        line = None
+        for j in range(across.shape[2]):
+            term = pixels[base + across[:, None, :, j]].float() * weight_across[:, None, :, j, None]
+            line = term if line is None else line.add_(term)
+        assert line is not None
+        line.mul_(weight_down[:, :, i, None, None])
+        total = line if total is None else total.add_(line)
+    assert total is not None
+    if view.rounding == "round":
+        total.round_()
+    return total.clamp_(0, 255).to(torch.uint8)
+
+
+def _taps(axis: Axis, out: int, view: TrainView, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(N, out, K) places along one dimension of the stored images, and weights that sum to 1: as `resize._taps`, for
+    a whole batch."""
+    host = torch.from_numpy(np.stack(axis).astype(np.int64)).to(device, non_blocking=True)
+    origin, source, target, start = host[:, :, None].unbind(0)
+    at = start + torch.arange(out, device=device)[None]
+    at = at.abs()  # pad_crop: reflected about the first and the last
+    at = torch.where(at >= target, 2 * (target - 1) - at, at)
+    scale = source.double() / target
+    widen = scale.clamp(min=1.0) if view.antialias else torch.ones_like(scale)
+    centre = (at + 0.5) * scale
+    largest = float(np.max(axis.source / axis.target))
+    index, weight = _kernel_taps(view, centre, scale, widen, source, largest)
+    weight = weight / weight.sum(2, keepdim=True)
+    return origin[:, :, None] + index.clamp(min=0).minimum(source[:, :, None] - 1), weight.float()
+
+
+_RADIUS = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
+
+
+def _kernel_taps(view: TrainView, centre: Tensor, scale: Tensor, widen: Tensor, source: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    filter = view.interpolation
+    if filter == "nearest":
+        return centre.floor().long()[:, :, None], torch.ones_like(centre)[:, :, None]
+    if filter == "area":
+        low = centre - scale / 2
+        steps = torch.arange(math.ceil(largest) + 1, device=centre.device)
+        index = (low + 1e-9).floor().long()[:, :, None] + steps
+        overlap = torch.minimum(index + 1.0, (low + scale)[:, :, None]) - torch.maximum(index.double(), low[:, :, None])
+        return index, torch.where(index < source[:, :, None], overlap.clamp(min=0), 0.0)
+    radius = _RADIUS[filter]
+    reach = radius * widen
+    count = math.ceil(2 * radius * (max(largest, 1.0) if view.antialias else 1.0)) + 1
+    first = (centre - reach + 0.5).floor() if view.antialias else (centre - 0.5).floor() - int(radius) + 1
+    first = first.clamp(min=0) if view.antialias else first
+    index = first.long()[:, :, None] + torch.arange(count, device=centre.device)
+    distance = ((index + 0.5 - centre[:, :, None]) / widen[:, :, None]).abs()
+    weight = _kernel(filter, distance, -0.5 if view.antialias else -0.75)
+    if view.antialias:
+        weight = torch.where((index < source[:, :, None]) & (index < (centre + reach)[:, :, None]), weight, 0.0)
+    return index, weight
+
+
+def _kernel(filter: str, x: Tensor, a: float) -> Tensor:
+    if filter == "bilinear":
+        return (1 - x).clamp(min=0)
+    if filter == "lanczos":
+        return torch.where(x < 3, torch.sinc(x) * torch.sinc(x / 3), 0.0)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
