@@ -14,19 +14,24 @@ VIRIDIS = ((68, 1, 84), (70, 50, 126), (54, 92, 141), (39, 127, 142), (31, 161, 
 CLASS_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800", "#808080")
 
 
-def scaled(values: Any, stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    at = np.clip(np.asarray(values, np.float32), 0, 1) * (len(stops) - 1)
-    table = np.asarray(stops, np.float32)
-    low = np.minimum(at.astype(int), len(stops) - 2)
-    part = (at - low)[..., None]
-    return table[low] * (1 - part) + table[low + 1] * part
+def table(stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    """The scale in 256 steps, RGB 0 … 255 as floats."""
+    at = np.linspace(0, len(stops) - 1, 256)
+    return np.stack([np.interp(at, range(len(stops)), channel) for channel in zip(*stops)], 1).astype(np.float32)
+
+
+def looked_up(values: Any, colours: np.ndarray) -> np.ndarray:
+    return colours[np.rint(np.clip(np.asarray(values, np.float32), 0, 1) * 255).astype(np.uint8)]
+
+
+_HEAT, _VIRIDIS = table(HEAT), table(VIRIDIS)
 
 
 def heat(values: Any) -> np.ndarray:
     """0 … 1 -> RGB 0 … 255 as floats, from dark violet over red to pale yellow."""
-    return scaled(values, HEAT)
+    return looked_up(values, _HEAT)
 
 
 def viridis(values: Any) -> np.ndarray:
     """0 … 1 -> RGB 0 … 255 as floats; the scale of the paper's Figures 7 and 10."""
-    return scaled(values, VIRIDIS)
+    return looked_up(values, _VIRIDIS)
