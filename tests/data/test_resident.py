@@ -44,7 +44,7 @@ def test_it_shows_what_the_loader_shows(source, name):
     wrong = (a.images.int() - b.images.int()).abs()
     assert wrong.max() <= (0 if "nearest" in name else 2 if "bicubic" in name else 1)
     exact = name.endswith(("bilinear", "nearest", "lanczos-antialias"))  # the others round between rows and columns
-    assert (wrong > 0).float().mean() < (0.01 if exact else 0.2)
+    assert (wrong > 0).float().mean() < (0.05 if exact else 0.2)
 
 
 def test_ranks_steps_and_seeks_are_those_of_the_loader(source):
