@@ -22,7 +22,7 @@ from typing import Any
 from vitrail.data.files import LocalFiles
 from vitrail.data.parquet import Parquet
 from vitrail.data.source import Listing, Options, Reader
-from vitrail.data.split import shard_splits
+from vitrail.data.split import role, shard_splits
 from vitrail.data.tar import Tar
 from vitrail.errors import DataError, ResourceError, UsageError
 
@@ -139,11 +139,12 @@ def _choose(names: Sequence[str], inside: str, where: str) -> tuple[str, ...]:
         found = sorted(name for name in below if name.endswith(ending))
         if not found:
             continue
-        base = inside.rstrip("/") if any(n.startswith(inside.rstrip("/") + "/") for n in found) else ""
-        tops = {name[len(base) :].lstrip("/").split("/", 1)[0] for name in found if "/" in name[len(base) :].lstrip("/")}
-        configurations = sorted(tops - {"data"}) if not shard_splits(sorted(tops)) else []
+        base = inside.rstrip("/") + "/" if any(name.startswith(inside.rstrip("/") + "/") for name in found) else ""
+        below_base = [name[len(base) :] for name in found]
+        tops = sorted({name.split("/", 1)[0] for name in below_base if "/" in name} - {"data"})
+        configurations = [] if all(map(role, tops)) else tops
         if len(configurations) > 1 and "default" in configurations:
-            return tuple(name for name in found if name[len(base) :].lstrip("/").startswith("default/"))
+            return tuple(name for name in found if name.startswith(f"{base}default/"))
         if len(configurations) > 1:
             raise DataError(
                 f"{where} has the configurations {', '.join(configurations)}.", hint=f"say which: {where.rstrip('/')}/{configurations[0]}"

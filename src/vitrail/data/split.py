@@ -64,6 +64,8 @@ def shard_splits(paths: Sequence[str]) -> dict[str, list[str]]:
     train-00000-of-00008.parquet, val_0003.tar, data/test/0000.parquet
     """
     named: dict[str, list[str]] = {}
+    if not paths:
+        return {}
     shared = posixpath.commonpath([posixpath.dirname(path) for path in paths])  # the address, which names no split
     for path in paths:
         folder, base = posixpath.split(path[len(shared) :])
