@@ -1,4 +1,4 @@
-"""Initial values, as the paper's code draws them (section 1.6 of the specification in docs/papers.md).
+"""Initial values, as the paper's code draws them (the table is in docs/papers.md).
 
 Each parameter draws from its own generator, seeded by (seed, parameter's name): another
 number of classes or one more option leaves all other parameters' values as they were,
