@@ -16,8 +16,8 @@ CARD = SimpleNamespace(transform=lambda: Preprocess((224, 224), "shorter_crop", 
 SHAPES = "builtin:shapes?n=300&size=32&classes=3"
 
 
-def proposal(facts, gpu=True, config=ViTConfig(), **wishes):
-    return propose("w.safetensors", config, CARD, facts, Wishes(**wishes), gpu=gpu)
+def proposal(facts, gpu=True, **wishes):
+    return propose("w.safetensors", ViTConfig(), CARD, facts, Wishes(**wishes), gpu=gpu)
 
 
 @pytest.fixture

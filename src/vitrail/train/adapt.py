@@ -1,7 +1,7 @@
 """Which weights learn: all of them, the head alone, all but the first blocks, or low-rank updates (LoRA).
 
     adapt(model, spec)      freezes and inserts, in place, before the optimizer is built
-    merged(model)           the plain model again, low-rank updates added into the weights they update
+    merged_state(model)     the plain model's weights, low-rank updates added into those they update
 
 LoRA (Hu et al. 2022): W + (alpha / rank) B A, with A drawn and B zero, so that the first
 forward pass is the original's. It is a parametrisation of `weight`, so whoever reads
@@ -21,7 +21,7 @@ from vitrail.errors import UsageError
 from vitrail.kernels import draws
 from vitrail.train.optim import is_head
 
-__all__ = ["LowRank", "adapt", "merged"]
+__all__ = ["LowRank", "adapt", "merged_state"]
 
 
 class LowRank(nn.Module):
@@ -52,12 +52,13 @@ def adapt(model: nn.Module, spec: AdaptSpec, *, seed: int = 0) -> nn.Module:
     return model
 
 
-def merged(model: nn.Module) -> nn.Module:
-    """Add every low-rank update into its weight, in place; a model without any is left as it is."""
-    for module in model.modules():
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the plain model, every low-rank update added into its weight; `model` keeps learning as it is."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".parametrizations." not in name}
+    for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-    return model
+            state[f"{name}.weight"] = module.weight.detach()
+    return state
 
 
 def _freeze_blocks(model: nn.Module, count: int) -> None:

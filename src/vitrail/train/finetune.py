@@ -128,11 +128,10 @@ def finetune(
     The same call goes on where an interrupted one stopped.
     """
     from vitrail.train.loop import train
-    from vitrail.weights.hub import DEFAULT_MODEL
     from vitrail.weights.load import load_model
 
     start = time.monotonic()
-    weights = model or DEFAULT_MODEL
+    weights = model or default_model()
     wishes = wishes or Wishes()
     folder = Path(out) if out is not None else Path("runs") / _folder_name(weights, data)
     facts = look(data, dev=wishes.early_stop is not None)
@@ -146,6 +145,13 @@ def finetune(
     del base
     result = train(recipe, folder, resume=resume, device=device, progress=progress)
     return _conclude(weights, facts, plan, folder, result, linear, start, place, report)
+
+
+def default_model() -> str:
+    """The model in the box."""
+    from vitrail.weights.hub import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
 
 
 def _conclude(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from vitrail import __version__
 from vitrail.config import to_dict
 from vitrail.model.variants import build, config_to_dict
 from vitrail.runtime import distributed
-from vitrail.train.adapt import merged
+from vitrail.train.adapt import merged_state
 from vitrail.train.run import Run
 from vitrail.weights.card import Card, numerics_of
 from vitrail.weights.store import save_model
@@ -25,8 +24,7 @@ def publish(run: Run, path: Path, figures: Mapping[str, Any]) -> None:
     """Write the averaged weights (or the plain ones) and the card. Every rank takes part: shards are gathered."""
     average = run.ema.applied(run.model) if run.ema is not None else nullcontext()
     with average:
-        plain = merged(copy.deepcopy(run.model)) if run.recipe.adapt.train == "lora" else run.model
-        weights = {name: distributed.whole(tensor).detach().to("cpu", copy=True) for name, tensor in plain.state_dict().items()}
+        weights = {name: distributed.whole(tensor).detach().to("cpu", copy=True) for name, tensor in merged_state(run.model).items()}
     if not distributed.is_main():
         return
     twin = build(run.model.config, init=False)
