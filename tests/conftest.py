@@ -6,10 +6,16 @@ A test belongs to the row whose id its file or its own name carries: tests/fault
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import re
 import subprocess
 import tomllib
 from pathlib import Path
+
+_spec = importlib.util.spec_from_file_location("vitrail_warm", Path(__file__).parent / "warm.py")
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+warm, tiny = _module.warm, _module.tiny  # real processes, quickly: see warm.py
 
 ROWS = Path(__file__).parent / "scorecard.toml"
 IDS = re.compile(r"(?:^|[_/])([DTCS]\d\d)(?=_)")

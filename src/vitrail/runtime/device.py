@@ -74,7 +74,8 @@ def deterministic(on: bool) -> None:
     """Ask torch for the same bits on every run of this machine (slower on a GPU)."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on)
+    if on != torch.are_deterministic_algorithms_enabled():  # the call itself imports torch's compiler: a second or two
+        torch.use_deterministic_algorithms(on)
     torch.backends.cudnn.benchmark = not on
 
 

@@ -20,6 +20,7 @@ from vitrail.data.batch import Batch
 from vitrail.data.classes import require_same_classes
 from vitrail.data.crop import TrainView
 from vitrail.data.loader import EvalStream, TrainStream
+from vitrail.data.resident import ResidentStream
 from vitrail.data.source import Source, list_splits, open_source
 from vitrail.data.transform import Preprocess
 from vitrail.errors import UsageError
@@ -102,8 +103,6 @@ class TrainFeed:
         self.device = device
         self.resident = is_resident(sources.train, view, spec.resident, device)
         if self.resident:
-            from vitrail.data.resident import ResidentStream
-
             self._stream: Any = ResidentStream(sources.train, view, device=device, **options)
         else:
             stall = {"stall_timeout_s": recipe.train.stall_timeout_s} if recipe.train.stall_timeout_s > 0 else {}
@@ -131,20 +130,13 @@ class TrainFeed:
 
 
 def is_resident(source: Source, view: TrainView, asked: bool | None, device: torch.device) -> bool:
-    """Whether the whole set is to be held on the device as pixels."""
+    """Whether the whole set is held on the device as pixels: as asked, else on a GPU with room for it."""
     if asked is not None:
         return asked
-    try:
-        from vitrail.data.resident import ResidentStream
-    except ImportError:
-        return False
-    return ResidentStream.fits(source, view, room_for_pictures(device))
-
-
-def room_for_pictures(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1 << 29
-    return int(RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory)
+        return False
+    room = int(RESIDENT_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return ResidentStream.fits(source, view, room)
 
 
 class Ahead:
@@ -216,7 +208,8 @@ class HeldFeed:
         try:
             for batch in stream:
                 moved = replace(batch, **{name: getattr(batch, name).to(self._device) for name in TENSORS})
-                if self._keeps:
+                if self._keeps:  # on a CPU the stream lends its own memory
+                    moved = replace(moved, images=moved.images.clone()) if moved.images is batch.images else moved
                     kept.append(moved)
                 yield moved
             self.quarantine = list(stream.quarantine)
