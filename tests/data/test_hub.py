@@ -41,7 +41,7 @@ REPOSITORIES = {
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    asked: list[str] = []
+    asked = None  # names of the files sent, a new list each test
 
     def log_message(self, *_):
         pass

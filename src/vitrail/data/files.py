@@ -56,12 +56,19 @@ class _Handle:
             os.close(self.fd)
 
 
-# shards are read in many small pieces; positioned reads may share a descriptor, across a fork too
-_handle = functools.lru_cache(maxsize=64)(_Handle)
-
-
 class LocalFiles:
+    """Shards are read in many small pieces: descriptors are kept, and positioned reads share them, across a fork too.
+
+    They belong to one source: who opens a data set again sees files that were replaced since.
+    """
+
     local = True
+
+    def __init__(self) -> None:
+        self._handle = functools.lru_cache(maxsize=64)(_Handle)
+
+    def __reduce__(self) -> tuple[type[LocalFiles], tuple[()]]:
+        return LocalFiles, ()
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -133,7 +140,7 @@ class LocalFiles:
                 with open(path, "rb") as file:
                     file.seek(start)
                     return file.read(length)
-            handle = _handle(path)
+            handle = self._handle(path)
             pieces = []
             while length > 0:
                 piece = os.pread(handle.fd, length, start)

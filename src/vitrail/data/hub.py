@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitrail.data.files import LocalFiles
 from vitrail.data.parquet import Parquet

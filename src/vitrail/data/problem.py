@@ -35,6 +35,7 @@ KINDS = {
 # a sample or two lost among thousands is reported, not refused; over this share it is refused
 BOUNDED = {"missing-image", "duplicate-id", "missing-label", "truncated-shard"}
 BOUND = 0.01
+EXAMPLES = 20
 # only ever reported
 HARMLESS = {"dangling-link", "extra-file", "unsafe-name"}
 
@@ -48,7 +49,7 @@ class Problem:
     examples: tuple[str, ...]
 
     def __str__(self) -> str:
-        more = ", …" if self.count > len(self.examples) else ""
+        more = ", …" if self.count > len(self.examples) >= EXAMPLES else ""
         return f"{self.kind}: {self.count:,} ({KINDS[self.kind]}): {', '.join(self.examples)}{more}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class Problem:
 
 
 class Problems:
-    """Counts problems by kind while a reader lists; keeps the first 20 names of each."""
+    """Counts problems by kind while a reader lists; keeps the first names of each."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[Any]] = {}
@@ -66,7 +67,7 @@ class Problems:
         assert kind in KINDS, kind
         entry = self._found.setdefault(kind, [0, []])
         entry[0] += count
-        if len(entry[1]) < 20:
+        if len(entry[1]) < EXAMPLES:
             entry[1].append(where if plain else shown(where))
 
     def found(self) -> tuple[Problem, ...]:

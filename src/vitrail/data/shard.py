@@ -72,7 +72,7 @@ def members(reader: _Reader) -> Iterator[Member]:
             return
         if _number(header[148:156]) != sum(header[:148]) + 8 * 32 + sum(header[156:]):
             raise Broken(f"no tar header at {at:,}")
-        size, kind, start = _number(header[124:136]), header[156:157], at + _BLOCK
+        size, kind, start = _number(header[124:136]) or 0, header[156:157], at + _BLOCK
         if kind in (b"L", b"x", b"g"):  # this member describes the next
             if size > _MAX_TEXT:
                 raise Broken(f"a name of {size:,} bytes at {at:,}")
@@ -89,16 +89,17 @@ def members(reader: _Reader) -> Iterator[Member]:
                 yield Member(pax.get("path") or long_name or short, start, size)
             long_name, pax = "", {}
         at = start + -(-size // _BLOCK) * _BLOCK
+    raise Broken("no end mark")  # cut between two members
 
 
-def _number(digits: bytes) -> int:
+def _number(digits: bytes) -> int | None:
     if digits[:1] in (b"\x80", b"\xff"):  # base 256, for sizes over 8 GiB
         return int.from_bytes(digits[1:], "big", signed=digits[0] == 0xFF)
     text = digits.strip(b"\0 ")
     try:
         return int(text, 8) if text else 0
     except ValueError:
-        raise Broken("a number that is none") from None
+        return None
 
 
 def _text(raw: bytes) -> str:

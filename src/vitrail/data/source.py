@@ -20,7 +20,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import parse_qsl
@@ -31,9 +31,9 @@ from vitrail.data.names import Names, composed
 from vitrail.data.problem import Problem, check_allow, refuse
 from vitrail.data.split import role as split_role
 from vitrail.data.split import select
-from vitrail.errors import DataError, UsageError, nearest
+from vitrail.errors import DataError, DecodeError, UsageError, nearest
 
-__all__ = ["Listing", "Options", "Record", "Source", "list_splits", "open_source"]
+__all__ = ["Listing", "Options", "Record", "Source", "list_splits", "open_source", "read_probes"]
 
 Labels = np.ndarray | list[tuple[int, ...]]
 
@@ -120,17 +120,37 @@ class Listing:
         """Bytes of each sample (or whatever stands for its content cheaply), for the fingerprint."""
         raise NotImplementedError
 
+    def probes(self) -> Iterable[bytes]:
+        """The content of some samples, where sizes alone would miss an edit."""
+        return ()
+
     @property
     def fingerprint(self) -> str:
-        """A hash over (id, size, label) of every sample in order, and the class names; computed once."""
+        """A hash over (id, size, label) of every sample in order, some contents, and the class names; computed once."""
         if self._fingerprint is None:
             digest = hashlib.blake2b(digest_size=16)
             self.ids.update(digest)
             digest.update(np.asarray(self.sizes(), "<i8").tobytes())
             digest.update(label_bytes(self.labels))
             Names(self.classes).update(digest)
+            for content in self.probes():
+                digest.update(hashlib.blake2b(content, digest_size=16).digest())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+PROBES = 256
+
+
+def read_probes(source: Listing) -> Iterator[bytes]:
+    """Evenly spaced samples (all of a small set); one that cannot be read counts as empty."""
+    for i in np.unique(np.linspace(0, len(source) - 1, min(PROBES, len(source))).astype(np.int64)):
+        try:
+            data = source.read(int(i)).data
+        except DecodeError:
+            data = b""
+        assert isinstance(data, bytes)
+        yield data
 
 
 def label_bytes(labels: Labels) -> bytes:

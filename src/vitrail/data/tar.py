@@ -8,7 +8,7 @@ Class names come from a classes.txt or classes.json beside the shards, or from l
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -20,7 +20,7 @@ from vitrail.data.names import Chosen, Names
 from vitrail.data.parquet import relative
 from vitrail.data.problem import Problems
 from vitrail.data.shard import Shard, index_shard
-from vitrail.data.source import Listing, Options, Record
+from vitrail.data.source import Listing, Options, Record, read_probes
 from vitrail.data.split import shard_splits
 from vitrail.errors import DataError
 
@@ -75,15 +75,16 @@ class TarImages(Listing):
     def sizes(self) -> np.ndarray:
         return self.lengths if self.rows is None else self.lengths[self.rows]
 
+    def probes(self) -> Iterable[bytes]:
+        return read_probes(self) if self.files.local else ()
+
 
 class Tar:
     """The reader of one or many tar shards; a few damaged samples are counted and borne."""
 
     tolerant = True
 
-    def __init__(
-        self, files: Any, paths: Sequence[str], name: str, by_split: dict[str, list[str]] | None = None
-    ) -> None:
+    def __init__(self, files: Any, paths: Sequence[str], name: str, by_split: dict[str, list[str]] | None = None) -> None:
         self.files, self.paths, self.name = files, list(paths), name
         packed = [path for path in self.paths if not path.lower().endswith(".tar")]
         if packed:
