@@ -145,7 +145,7 @@ def test_bombs_are_refused_in_bounded_memory_and_the_healthy_twin_loads(healthy,
 def test_the_sum_of_declared_arrays_is_checked_before_the_first_is_read(healthy):
     declared = sum(entry.nbytes for entry in open_archive(healthy).entries.values())
     assert load_model(healthy, max_weight_bytes=2 * declared)
-    with pytest.raises(CheckpointError, match="arrays take .* bytes in all") as refusal:
+    with pytest.raises(CheckpointError, match=r"arrays take .* bytes in all") as refusal:
         load_model(healthy, max_weight_bytes=declared // 2)
     assert "max_weight_bytes" in str(refusal.value)
 

@@ -25,7 +25,6 @@ def folder(tmp_path):
 @pytest.fixture
 def watched(monkeypatch):
     """Every name that is imported at run time by name, other than our own."""
-    vitrail.load_model  # what loading itself imports is there before
     names = []
     original = importlib.import_module
 

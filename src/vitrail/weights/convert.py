@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, NumericsError, UsageError, VitrailError
 from vitrail.model.variants import build
-from vitrail.weights.archive import open_archive
+from vitrail.weights.archive import Archive, open_archive
 from vitrail.weights.card import Card
 from vitrail.weights.format import Format, Overrides, format_named, formats
 from vitrail.weights.load import Plan, Unsettled, load_model, plan_for, tensors_for
@@ -158,7 +158,8 @@ def _choose(to: str, config: Any, card: Card | None) -> Format:
     reasons = {form.title: form.cannot_hold(config) for form in of_name}
     fitting = [form for form in of_name if not reasons[form.title]]
     if not fitting:
-        shown = "; ".join(sorted(reasons.values(), key=len)[0])
+        fits_family = [form for form in of_name if form.family in (None, config.family)] or of_name
+        shown = "; ".join(min((reasons[form.title] for form in fits_family), key=len))
         raise UsageError(f"this model cannot be written as {to!r}: {shown}.", hint="--to vitrail holds every model")
     return fitting[0]
 
@@ -280,20 +281,20 @@ def _proof(model: Any, writer: _Ours | _Theirs, draft: Path) -> _Proof:
     return _Proof(tell, convention, identical, difference, by_convention)
 
 
-def _told(archive: Any, config: Any) -> tuple[Plan, dict[str, Any]]:
+def _told(archive: Archive, config: Any) -> tuple[Plan, dict[str, Any]]:
     """The plan that reads a file as `config`, and the least a reader must say for it."""
     names = [item.name for item in dataclasses.fields(Overrides)]
     full = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
     tell: dict[str, Any] = {}
-    for name in ("heads", "image_size"):
-        try:
-            plan_for(archive, Overrides(**tell))
-            break
-        except VitrailError:
-            if name in full:
-                tell[name] = full[name]
-    odd = _differences(plan_for(archive, Overrides(**tell)).config, config)
-    tell |= {name: full[name] for name in odd if name in full}
+    try:
+        plan = plan_for(archive, Overrides())
+    except VitrailError:
+        tell["heads"] = full.get("heads")
+        plan = plan_for(archive, Overrides(**tell))
+    odd = set(_differences(plan.config, config))
+    if not plan.size_known and getattr(config, "position", "") == "learned":
+        odd.add("image_size")  # even where the guess happens to be right
+    tell |= {name: full[name] for name in names if name in odd and name in full}
     return plan_for(archive, Overrides(**tell)), tell
 
 

@@ -89,6 +89,7 @@ class Format(ABC):
 
     name: str  # the origin as cards and `vitrail convert --to` spell it: "timm", "hf", "torchvision", "npz"
     title: str  # as error messages spell it: "timm's vision_transformer"
+    family: str | None = None  # the only family of models it can hold ("vit", "bit"), where there is one
     container: str = "safetensors"  # what it is written in: "safetensors", "npz", "pickle"
     filename: str = "model.safetensors"  # its usual name in a folder
     marks: tuple[str, ...] = ()  # regular expressions: every file of this origin has a name that matches each

@@ -149,7 +149,10 @@ def _absent(where: str) -> VitrailError:
     try:
         config_for(where)
     except UsageError:
-        return CheckpointError(f"{where}: no such file or folder.", hint="weights are a path, or a URI: hf://, timm://, gs://, https://")
+        near = f"on the Hugging Face hub: hf://{where}" if re.fullmatch(r"[\w.-]+/[\w.-]+", where) else f"a model of timm: timm://{where}"
+        return CheckpointError(
+            f"{where}: no such file or folder.", hint=f"weights are a path or a URI (hf://, timm://, gs://, https://, builtin:); {near}"
+        )
     return UsageError(
         f"{where!r} is the name of a model, and a name has no weights.",
         hint=f"create_model({where!r}) makes a fresh one; weights are a path or a URI, for example "
@@ -225,9 +228,18 @@ def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
         numerics=numerics_of(config),
         preprocess=_preprocess(form, config, sidecar),
         classes=_classes(form, config, sidecar),
-        notes=(*dict.fromkeys((*archive.notes, *view.notes)), *reading.notes),
+        notes=(*dict.fromkeys((*archive.notes, *view.notes)), *reading.notes, *_grid_note(config, said, reading.size_known)),
     )
     return Plan(view, config, shell, form.rules(config, style), card, reading.size_known, form, style)
+
+
+def _grid_note(config: Any, said: Overrides, known: bool) -> tuple[str, ...]:
+    """A number of positions that is a square, read as another grid because image_size= fits it exactly."""
+    rows, columns = config.grid
+    count = rows * columns
+    odd = known and said.image_size is not None and rows != columns and math.isqrt(count) ** 2 == count
+    learned = getattr(config, "position", "") == "learned"
+    return (f"positions: {count} read as {rows} x {columns}, for image_size= has exactly that many patches",) if odd and learned else ()
 
 
 def _name(path: Path) -> str:

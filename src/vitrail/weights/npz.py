@@ -11,6 +11,7 @@ import io
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ _MAX_HEADER = 10_000  # of one .npy; numpy's own limit for untrusted files
 _MAX_MEMBERS = 100_000
 _CHUNK = 1 << 20
 # what zipfile, zlib and numpy's header parser raise on damaged input
-UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
+UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, tokenize.TokenError, EOFError, OSError, RuntimeError, ValueError,
               LookupError, ArithmeticError, RecursionError, MemoryError, SyntaxError)  # fmt: skip
 _TORCH_DTYPES = {
     "float16": torch.float16,

@@ -90,6 +90,7 @@ def _head(change: Change = TRANSPOSED) -> list[Rule]:
 class Bit(Format):
     """What the three have in common."""
 
+    family = "bit"
     container = "npz"
     filename = "model.npz"
     version: Any = "v2"

@@ -39,6 +39,7 @@ INLINED = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm
 class Google(Format):
     """What both systems share: everything but where positions lie and what they cover."""
 
+    family = "vit"
     container = "npz"
     filename = "model.npz"
     positions: str  # the name of the table
