@@ -6,8 +6,8 @@ of the consumer's process hands out chunks and watches:
 
     a worker dies        its chunks are done again by a new one; the fourth death at one sample is
                          a ResourceError that names it
-    a worker stands      after a quarter of `stall_timeout_s` without a sample finished its Python stack goes
-                         to stderr (if it still can) and it is killed: from there on as above
+    a worker stands      after a quarter of `stall_timeout_s` without a sample finished its Python stack is
+                         logged and it is killed: from there on as above
 
 Workers start from a forkserver (spawn where there is none): nothing of the parent's threads,
 CUDA context or locks is inherited, and torch is imported once for all of them.
@@ -355,8 +355,8 @@ class _Feeder:
                 hand.ticks, hand.since = ticks, now
             elif now - hand.since > (limit if hand.ready else max(limit, START_S)):
                 still = now - hand.since
-                log.warning("data worker %s has not finished a sample for %.1f s; its stack:", hand.pid, still)
-                hand.show_stack()
+                who = hand.pid or hand.number
+                log.warning("data worker %s has not finished a sample for %.1f s; its stack:\n%s", who, still, hand.stack())
                 if not hand.kill():
                     raise ResourceError(
                         f"a data thread has stood still for {still:.0f} s at {self._sample(int(self.shared.progress[number][0]))}.",

@@ -90,7 +90,7 @@ def _map_slab(fd: int, slots: tuple[int, ...], dtype: str, hands: int) -> tuple[
 def _anonymous_file(size: int) -> int:
     try:
         fd = os.memfd_create("vitrail") if hasattr(os, "memfd_create") else _unlinked()
-        os.ftruncate(fd, max(size, 1))
+        os.ftruncate(fd, size)
     except OSError as error:
         raise ResourceError(
             f"cannot reserve {size / 2**20:.0f} MiB for prefetched batches: {error.strerror}.", hint="use a smaller batch"
@@ -111,7 +111,7 @@ def _write(fd: int, part: memoryview, start: int) -> None:
 
 def _unpack(fd: int, extents: list[tuple[int, int]]) -> Maker:
     """The maker, its arrays views of private (copy-on-write) memory that all workers share until one writes."""
-    length = max(1, sum(extents[-1]))
+    length = sum(extents[-1])
     memory = memoryview(mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     parts = [memory[start : start + size] for start, size in extents]
     return pickle.loads(parts[0], buffers=parts[1:])
@@ -145,12 +145,12 @@ def _fill(maker: Maker, positions: np.ndarray, out: np.ndarray, begin: Any) -> t
         return "error", traceback.format_exc()
 
 
-def _process(conn: Connection, slab_fd: int, maker_fd: int, extents: Any, layout: Any, number: int) -> None:
+def _process(conn: Connection, slab_fd: int, maker_fd: int, stack_fd: int, extents: Any, layout: Any, number: int) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
     torch.set_num_threads(1)
     slab, progress = _map_slab(slab_fd, *layout)
     try:
@@ -185,8 +185,12 @@ class Hand:
     def kill(self) -> bool:
         return False
 
-    def show_stack(self) -> None:
-        faulthandler.dump_traceback(all_threads=True)
+    def stack(self) -> str:
+        """What this hand is doing, as Python sees it."""
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read()
 
     def obituary(self) -> str:
         return "ended"
@@ -208,10 +212,11 @@ class ProcessHand(Hand):
         shared.progress[number] = 0
         context = _context()
         self.conn, theirs = Pipe()
+        self.stack_fd = _anonymous_file(0)
         with _start_lock, _main_hidden(not shared.needs_main):
             self.process = context.Process(
                 target=_process,
-                args=(theirs, _Inherited(shared.fd), _Inherited(fd), extents, shared.layout, number),
+                args=(theirs, _Inherited(shared.fd), _Inherited(fd), _Inherited(self.stack_fd), extents, shared.layout, number),
                 name=f"vitrail-data-{number}",
                 daemon=True,
             )
@@ -225,18 +230,23 @@ class ProcessHand(Hand):
         if self.process.is_alive():
             self.process.kill()
             self.process.join(3)
+        if self.stack_fd >= 0:
+            os.close(self.stack_fd)
+            self.stack_fd = -1
 
     def kill(self) -> bool:
         self.process.kill()
         self.process.join(5)
         return True
 
-    def show_stack(self) -> None:
-        """The worker prints it itself, unless it is stopped or stuck in the kernel."""
+    def stack(self) -> str:
+        """The worker writes it itself, unless it is stopped or stuck in the kernel."""
         if self.pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.2)
+        text = os.pread(self.stack_fd, 1 << 20, 0).strip(b"\0").decode(errors="replace")
+        return text or "(it does not answer: stopped, or stuck in the kernel)"
 
     def obituary(self) -> str:
         self.process.join(2)
