@@ -18,7 +18,8 @@ class Batch:
     `position` numbers the slots of the endless training stream (epoch * length + place) and is
     the key of every draw; `index` is the sample in the source that fills the slot. `valid` is
     False where evaluation pads its last batch or could not read a file. `host_position` is
-    `position` on the host, so that draws can be planned without waiting for a device.
+    `position` on the host, so that draws can be planned without waiting for a device. `ready`
+    holds the augmented (images, targets), piece by piece, where they were made ahead.
     """
 
     images: Tensor
@@ -27,6 +28,7 @@ class Batch:
     position: Tensor  # int64 (N)
     valid: Tensor  # bool (N)
     host_position: np.ndarray | None = None
+    ready: list[tuple[Tensor, Tensor]] | None = None
 
     def __len__(self) -> int:
         return int(self.images.shape[0])

@@ -35,53 +35,51 @@ class Mix:
 def plan_mix(mixup: float, cutmix: float, probability: float, switch: float, seed: int, groups: np.ndarray, size: tuple[int, int]) -> Mix:
     """What happens to the samples whose groups these are."""
     numbers, inverse = np.unique(groups, return_inverse=True)
-    words = draws.key(seed, "mix")
-    planned = [_plan_group(mixup, cutmix, probability, switch, draws.Stream(words, int(g)), size) for g in numbers]
-    share = np.array([s for s, _ in planned], np.float32)
-    box = np.array([b for _, b in planned], np.int64).reshape(-1, 4)
-    return Mix(share[inverse], box[inverse])
+    streams, every = draws.Streams(draws.key(seed, "mix"), numbers), np.arange(len(numbers))
+    happens, which = streams.uniform(every) < probability, streams.uniform(every)
+    cuts = happens & (cutmix > 0) & ((mixup <= 0) | (which < switch))
+    blends = happens & ~cuts
+    share, box = np.ones(len(numbers)), np.zeros((len(numbers), 4), np.int64)
+    if cuts.any():
+        share[cuts], box[cuts] = _cut(beta(cutmix, streams, every[cuts]), streams, every[cuts], size)
+    if blends.any():
+        own = beta(mixup, streams, every[blends])
+        share[blends] = np.maximum(own, 1 - own)  # the larger part is the sample's own, as in big_vision
+    return Mix(share.astype(np.float32)[inverse], box[inverse])
 
 
-def _plan_group(
-    mixup: float, cutmix: float, probability: float, switch: float, stream: draws.Stream, size: tuple[int, int]
-) -> tuple[float, tuple[int, int, int, int]]:
-    happens, which = stream.uniform() < probability, stream.uniform()
-    if not happens:
-        return 1.0, (0, 0, 0, 0)
-    if cutmix > 0 and (mixup <= 0 or which < switch):
-        return _cut(beta(cutmix, stream), stream, size)
-    share = beta(mixup, stream)
-    return max(share, 1 - share), (0, 0, 0, 0)  # the larger part is the sample's own, as in big_vision
+def _cut(share: np.ndarray, streams: draws.Streams, rows: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes of 1 - share of the area about uniform centres, clipped at the border; the share follows the clipped box."""
+    side = np.sqrt(1 - share)
+    centre = [streams.integer(rows, length) for length in size]
+    half = [(length * side).astype(np.int64) // 2 for length in size]
+    top, left = (np.maximum(0, c - h) for c, h in zip(centre, half))
+    bottom, right = (np.minimum(length, c + h) for length, c, h in zip(size, centre, half))
+    return 1 - (bottom - top) * (right - left) / (size[0] * size[1]), np.stack([top, left, bottom, right], 1)
 
 
-def _cut(share: float, stream: draws.Stream, size: tuple[int, int]) -> tuple[float, tuple[int, int, int, int]]:
-    """A box of 1 - share of the area about a uniform centre, clipped at the border; the share follows the clipped box."""
-    rows, columns = size
-    side = math.sqrt(1 - share)
-    height, width = int(rows * side), int(columns * side)
-    y, x = stream.integer(rows), stream.integer(columns)
-    top, bottom = max(0, y - height // 2), min(rows, y + height // 2)
-    left, right = max(0, x - width // 2), min(columns, x + width // 2)
-    return 1 - (bottom - top) * (right - left) / (rows * columns), (top, left, bottom, right)
+def beta(alpha: float, streams: draws.Streams, rows: np.ndarray) -> np.ndarray:
+    """Beta(alpha, alpha), one a row: two gammas, in logarithms so that a small alpha does not underflow."""
+    a, b = _log_gamma(alpha, streams, rows), _log_gamma(alpha, streams, rows)
+    return 1 / (1 + np.exp(np.clip(b - a, -700.0, 700.0)))
 
 
-def beta(alpha: float, stream: draws.Stream) -> float:
-    """Beta(alpha, alpha) from the stream: two gammas, in logarithms so that a small alpha does not underflow."""
-    a, b = _log_gamma(alpha, stream), _log_gamma(alpha, stream)
-    return 1 / (1 + math.exp(max(-700.0, min(700.0, b - a))))
-
-
-def _log_gamma(alpha: float, stream: draws.Stream) -> float:
-    """Logarithm of a Gamma(alpha): Marsaglia and Tsang's squeeze; below 1 by way of alpha + 1."""
-    boost = 0.0
+def _log_gamma(alpha: float, streams: draws.Streams, rows: np.ndarray) -> np.ndarray:
+    """Logarithms of Gamma(alpha): Marsaglia and Tsang's squeeze; below 1 by way of alpha + 1."""
+    boost = np.zeros(len(rows))
     if alpha < 1:
-        boost, alpha = math.log(1 - stream.uniform()) / alpha, alpha + 1
+        boost, alpha = np.log(1 - streams.uniform(rows)) / alpha, alpha + 1
     d = alpha - 1 / 3
-    while True:
-        x = math.sqrt(-2 * math.log(1 - stream.uniform())) * math.cos(2 * math.pi * stream.uniform())
-        v = (1 + x / math.sqrt(9 * d)) ** 3
-        if v > 0 and math.log(1 - stream.uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
-            return math.log(d * v) + boost
+    out, left = np.empty(len(rows)), np.arange(len(rows))
+    while len(left):
+        here = rows[left]
+        x = np.sqrt(-2 * np.log(1 - streams.uniform(here))) * np.cos(2 * np.pi * streams.uniform(here))
+        v = (1 + x / np.sqrt(9 * d)) ** 3
+        log_v = np.log(np.where(v > 0, v, 1.0))
+        taken = (v > 0) & (np.log(1 - streams.uniform(here)) < 0.5 * x * x + d - d * v + d * log_v)
+        out[left[taken]] = np.log(d) + log_v[taken]
+        left = left[~taken]
+    return out + boost
 
 
 # ---------------------------------------------------------------- on the batch

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vitrail.data import decode
 from vitrail.data.batch import Batch
+from vitrail.data.boxes import inception_boxes, random_resized_boxes
 from vitrail.data.crop import TrainView
 from vitrail.data.loader import Labels, cores, make_order
 from vitrail.data.order import BatchLayout
@@ -161,25 +162,20 @@ class ResidentStream:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _axes(self, positions: np.ndarray, index: np.ndarray) -> tuple[Axis, Axis]:
-        drawn = [
-            self._window(draws.Stream(self.words, p), h, w)
-            for p, h, w in zip(positions.tolist(), self.height[index].tolist(), self.width[index].tolist())
-        ]
-        table = np.array(drawn, np.int64)  # (N, 8)
-        return Axis(*table[:, :4].T), Axis(*table[:, 4:].T)
-
-    def _window(self, stream: draws.Stream, height: int, width: int) -> tuple[int, ...]:
-        """(origin, source, target, start) of the rows, then of the columns."""
-        view = self.view
-        rows, columns = view.image_size
+        """Where each sample's view lies; the draws are those of `TrainView.pixels`, for the whole batch at once."""
+        view, streams, every = self.view, draws.Streams(self.words, positions), np.arange(len(index))
+        height, width = self.height[index], self.width[index]
+        rows, columns = (np.full(len(index), side, np.int64) for side in view.image_size)
+        nothing = np.zeros(len(index), np.int64)
         if view.crop in ("inception", "random_resized"):
-            top, left, h, w = view.sample_box(height, width, stream)
-            return top, h, rows, 0, left, w, columns, 0
-        size = view.size_before_crop(height, width)
-        top, left = view.sample_offset(*size, stream)
-        if view.crop == "pad_crop":
-            top, left = top - view.crop_pad, left - view.crop_pad
-        return 0, height, size[0], top, 0, width, size[1], left
+            sample = inception_boxes if view.crop == "inception" else random_resized_boxes
+            top, left, h, w = sample(height, width, streams, view.crop_area, view.crop_ratio).T
+            return Axis(top, h, rows, nothing), Axis(left, w, columns, nothing)
+        sizes = np.array([view.size_before_crop(h, w) for h, w in zip(height.tolist(), width.tolist())], np.int64).T
+        spare = (2 * view.crop_pad, 2 * view.crop_pad) if view.crop == "pad_crop" else (sizes[0] - rows, sizes[1] - columns)
+        top, left = streams.integer(every, spare[0] + 1), streams.integer(every, spare[1] + 1)
+        pad = view.crop_pad if view.crop == "pad_crop" else 0
+        return Axis(nothing, height, sizes[0], top - pad), Axis(nothing, width, sizes[1], left - pad)
 
     def seek(self, step: int) -> None:
         if step < 0:

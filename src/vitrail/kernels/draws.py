@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Stream", "bits", "bits_numpy", "key", "sample_keys", "uniform", "uniform_numpy"]
+__all__ = ["Stream", "Streams", "bits", "bits_numpy", "key", "sample_keys", "uniform", "uniform_numpy"]
 
 _GOLDEN = 0x9E3779B9
 _M1, _M2 = 0x85EBCA6B, 0xC2B2AE35
@@ -62,7 +62,8 @@ def _to_int32(word: Tensor) -> Tensor:
 
 def bits(keys: Tensor, count: int, start: int = 0) -> Tensor:
     """(N, 2) keys -> (N, count) int32 of 32 random bits each; lanes start .. start+count-1."""
-    lane = torch.arange(start, start + count, device=keys.device, dtype=torch.int32) * _signed(_GOLDEN)
+    # the first lane's constant is wrapped here: a compiler that folds start * golden would leave the 32 bits
+    lane = torch.arange(count, device=keys.device, dtype=torch.int32) * _signed(_GOLDEN) + _signed(start * _GOLDEN)
     return _mix(_mix(keys[:, :1] + lane) ^ keys[:, 1:])
 
 
@@ -118,6 +119,37 @@ class Stream:
     def integer(self, n: int) -> int:
         """0 .. n-1; the bias of the multiply-shift is below n / 2**32."""
         return self.bits() * n >> 32
+
+
+class Streams:
+    """Many samples' `Stream`s at once: the same draws, each sample at its own place among them.
+
+    `rows` says which samples draw (an index array); the others stay where they are.
+    """
+
+    def __init__(self, words: tuple[int, int], index: np.ndarray) -> None:
+        index = np.asarray(index, dtype=np.uint64)
+        low, high = (index & np.uint64(_MASK)).astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
+        with np.errstate(over="ignore"):
+            self.a = _mix_numpy(_mix_numpy(low ^ np.uint32(words[0])) ^ high ^ np.uint32(words[1]))
+            self.b = _mix_numpy((self.a + np.uint32(_GOLDEN)) ^ low)
+        self.lane = np.zeros(len(index), np.uint32)
+
+    def bits(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            word = _mix_numpy(_mix_numpy(self.a[rows] + self.lane[rows] * np.uint32(_GOLDEN)) ^ self.b[rows])
+        self.lane[rows] += np.uint32(1)
+        return word
+
+    def uniform(self, rows: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+        first, second = self.bits(rows) >> np.uint32(5), self.bits(rows) >> np.uint32(6)
+        value = (first.astype(np.float64) * 67108864 + second) * 2.0**-53
+        return low + (high - low) * value
+
+    def integer(self, rows: np.ndarray, n: np.ndarray | int) -> np.ndarray:
+        """0 .. n-1, n for all or one a row."""
+        wide = self.bits(rows).astype(np.uint64) * np.asarray(n, dtype=np.uint64)
+        return (wide >> np.uint64(32)).astype(np.int64)
 
 
 def _mix_int(x: int) -> int:

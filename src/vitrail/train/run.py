@@ -61,7 +61,7 @@ class Run:
 
     def feed(self) -> TrainFeed:
         """Batches from the step the run is at."""
-        return TrainFeed(self.sources, self.recipe, self.view, self.device, start_step=self.state.step)
+        return TrainFeed(self.sources, self.recipe, self.view, self.device, self.state.step, self.step.prepare)
 
     def held(self) -> HeldFeed | None:
         if self.sources.held is None:
@@ -163,15 +163,19 @@ def spread(objective: Objective, recipe: Recipe, device: torch.device) -> Any:
 
 
 def mix_group(recipe: Recipe) -> int:
-    """Samples that mixup and cutmix pair among themselves: the same for any number of ranks, so a part of the global batch."""
+    """Samples that mixup and cutmix pair among themselves: 8, fewer where the batch would then not divide among 8 ranks.
+
+    A function of the global batch alone, so that a run may change its number of ranks.
+    """
     if not (recipe.augment.mixup or recipe.augment.cutmix):
         return 1
-    group = math.gcd(recipe.train.batch_size, 8)
-    share = recipe.train.batch_size // distributed.world()
+    batch = recipe.train.batch_size
+    group = next((size for size in (8, 4, 2) if batch % (8 * size) == 0), math.gcd(batch, 2))
+    share = batch // distributed.world()
     if group < 2 or share % group:
         raise UsageError(
-            f"mixup and cutmix pair images in groups of {group}, which do not fill {share} images a rank.",
-            hint="use a batch size that is a multiple of 8 times the number of ranks",
+            f"mixup and cutmix pair images in groups of {max(2, group)}, which do not fill the {share} images of a rank.",
+            hint=f"train.batch_size={max(1, round(batch / 16)) * 16} divides among up to 8 ranks",
         )
     return group
 

@@ -84,18 +84,22 @@ class TrainStep:
         if distributed.world() > 1:
             loss = distributed.sum_across(loss)
         loss = loss / (share * distributed.world())
-        if fault("step.gradient") == "nan":
-            next(iter(self.optimizer.named_parameters()))[1].grad.mul_(float("nan"))  # type: ignore[union-attr]
+        if (action := fault("step.gradient")) in ("nan", "inf"):
+            next(iter(self.optimizer.named_parameters()))[1].grad.mul_(float(action))  # type: ignore[union-attr, arg-type]
         fault("step.before_update")
         return self.update(loss, losses, lr)
+
+    def prepare(self, batch: Batch) -> list[Augmented]:
+        """The augmented pieces of a share, for whoever makes them ahead (`stream.Ahead`)."""
+        return [self.augment(cut(batch, start, start + self.chunk)) for start in range(0, len(batch), self.chunk)]
 
     def gradients(self, batch: Batch) -> Tensor:
         """Leaves the share's mean gradient in `.grad`; returns the losses of its samples."""
         self.optimizer.zero_grad()
         share, parts = len(batch), []
-        for start in range(0, share, self.chunk):
+        for number, start in enumerate(range(0, share, self.chunk)):
             chunk = cut(batch, start, start + self.chunk)
-            images, targets = self.augment(chunk)
+            images, targets = batch.ready[number] if batch.ready else self.augment(chunk)
             fault("step.augmented")
             for first in range(0, len(chunk), self.micro):
                 piece = slice(first, first + self.micro)
@@ -111,7 +115,10 @@ class TrainStep:
         with torch.no_grad():
             prepared = self.objective.prepare(images, targets, position)
         losses = self.forward(images, key, *prepared)
-        return losses * float("nan") if fault("step.loss") == "nan" else losses
+        action = fault("step.loss")
+        if action == "oom":
+            raise torch.OutOfMemoryError("injected")
+        return losses * float(action) if action in ("nan", "inf") else losses
 
     def update(self, loss: Tensor, losses: Tensor, lr: float) -> Outcome:
         finite = torch.isfinite(loss)
@@ -159,4 +166,5 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
         position=batch.position[piece],
         valid=batch.valid[piece],
         host_position=None if host is None else host[piece],
+        ready=None,
     )

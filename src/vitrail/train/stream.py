@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,11 +86,23 @@ def held_out(where: str, train_split: str, splits: tuple[str, ...], elsewhere: b
 # ---------------------------------------------------------------- training
 
 
+Prepare = Callable[[Batch], list[tuple[torch.Tensor, torch.Tensor]]]
+
+
 class TrainFeed:
     """Batches on the device, from a given step on; a context manager."""
 
-    def __init__(self, sources: Sources, recipe: Recipe, view: TrainView, device: torch.device, start_step: int = 0) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        recipe: Recipe,
+        view: TrainView,
+        device: torch.device,
+        start_step: int = 0,
+        prepare: Prepare | None = None,
+    ) -> None:
         spec = recipe.data
+        self.prepare = prepare  # a batch's augmented pieces; on a GPU they are made ahead
         options: dict[str, Any] = {
             "batch_size": recipe.train.batch_size,
             "seed": recipe.train.seed,
@@ -110,8 +122,8 @@ class TrainFeed:
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._stream)
-        if self.device.type == "cuda" and not self.resident:
-            batches = Ahead(batches, self.device)
+        if self.device.type == "cuda":
+            batches = Ahead(batches, self.device, self.prepare)
         while True:
             fault("data.wait")
             batch = next(batches)
@@ -140,25 +152,33 @@ def is_resident(source: Source, view: TrainView, asked: bool | None, device: tor
 
 
 class Ahead:
-    """The next batches, pinned and copied to the device by a thread and a stream of their own."""
+    """The next batches, on the device and augmented, made by a thread and a CUDA stream of their own."""
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device, depth: int = 2) -> None:
-        self._batches, self._device = batches, device
+    def __init__(self, batches: Iterator[Batch], device: torch.device, prepare: Prepare | None = None, depth: int = 2) -> None:
+        self._batches, self._device, self._prepare = batches, device, prepare
         self._queue: queue.Queue[tuple[Batch, torch.cuda.Event] | BaseException] = queue.Queue(depth)
         self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # what the batches are cut from is there
         threading.Thread(target=self._run, name="vitrail-feed", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            for batch in self._batches:
-                host = {name: getattr(batch, name).pin_memory() for name in TENSORS}
-                with torch.cuda.stream(self._stream):
-                    moved = replace(batch, **{name: t.to(self._device, non_blocking=True) for name, t in host.items()})
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                for batch in self._batches:
+                    moved = self._moved(batch)
+                    if self._prepare is not None:
+                        moved = replace(moved, ready=self._prepare(moved))
                     event = torch.cuda.Event()
                     event.record()
-                self._queue.put((moved, event))
+                    self._queue.put((moved, event))
         except BaseException as error:  # carried to the thread that asked
             self._queue.put(error)
+
+    def _moved(self, batch: Batch) -> Batch:
+        if batch.images.device.type == "cuda":
+            return batch
+        host = {name: getattr(batch, name).pin_memory() for name in TENSORS}
+        return replace(batch, **{name: t.to(self._device, non_blocking=True) for name, t in host.items()})
 
     def __iter__(self) -> Ahead:
         return self
@@ -170,8 +190,9 @@ class Ahead:
         batch, event = item
         now = torch.cuda.current_stream(self._device)
         now.wait_event(event)
-        for name in TENSORS:
-            getattr(batch, name).record_stream(now)
+        held = [getattr(batch, name) for name in TENSORS] + [tensor for pair in batch.ready or () for tensor in pair]
+        for tensor in held:
+            tensor.record_stream(now)
         return batch
 
 
