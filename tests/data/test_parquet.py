@@ -39,7 +39,9 @@ def two_files(tmp_path):
     return tmp_path
 
 
-def test_class_names_come_from_the_schema_and_splits_from_the_names(two_files):
+def test_class_names_come_from_the_schema_and_splits_from_the_names(two_files, monkeypatch):
+    assert open_source(two_files, "train").shards is None  # small: held whole
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 0)
     assert list_splits(two_files) == ("train", "val")
     source = open_source(two_files, "train")
     assert source.classes == ("cat", "dog", "owl") and source.labels.tolist() == [i % 3 for i in range(20)]
@@ -96,12 +98,23 @@ def test_a_binary_column_and_no_labels(tmp_path):
         open_source(tmp_path / "x.parquet")
 
 
-def test_rows_without_label_or_image(tmp_path):
+def test_a_large_set_stored_class_by_class_is_said_to_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 0)
+    labels = np.repeat(np.arange(20), 20)
+    write(tmp_path / "sorted.parquet", [b"x"] * 400, labels.tolist(), group=10)
+    assert "stored class by class" in open_source(tmp_path / "sorted.parquet").notes[0]
+    mixed = np.random.default_rng(0).permutation(labels)
+    write(tmp_path / "mixed.parquet", [b"x"] * 400, mixed.tolist(), group=10)
+    assert open_source(tmp_path / "mixed.parquet").notes == ()
+
+
+def test_rows_without_label_or_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 0)
     write(tmp_path / "x.parquet", [png(0), png(1), b""], [0, -1, 0])
     with pytest.raises(DataError, match="missing-label: 1"):
         open_source(tmp_path / "x.parquet")
     source = open_source(tmp_path / "x.parquet", allow="missing-label")
-    assert len(source) == 2 and source.id(1) == "x.parquet:2" and source.shards == (2,)
+    assert len(source) == 2 and source.id(1) == "x.parquet:2" and source.shards is None
     with pytest.raises(DecodeError, match=r"x.parquet:2: empty"):
         source.read(1)
 

@@ -18,12 +18,27 @@ from vitrail.data.classes import compare_splits
 from vitrail.data.names import composed
 from vitrail.data.problem import Problems
 
-__all__ = ["Value", "empty_classes", "number", "read_value", "resolve"]
+__all__ = ["Value", "Values", "compact", "empty_classes", "number", "read_value", "resolve", "together"]
 
 Value = str | int | tuple[Any, ...] | None
+Values = list[Value] | np.ndarray  # int64 where all are whole numbers, negative: missing
 
 
-def read_value(raw: Any, several: bool) -> Value:
+def together(parts: Sequence[Values]) -> Values:
+    """The values of several files, as numbers if all of them are."""
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate([np.empty(0, np.int64), *parts])
+    return [value for part in parts for value in (map(read_value, part.tolist()) if isinstance(part, np.ndarray) else part)]
+
+
+def compact(values: list[Value]) -> Values:
+    """A list of values as an array where that loses nothing."""
+    if all(value is None or isinstance(value, int) for value in values):
+        return np.array([-1 if value is None else value for value in values], np.int64)
+    return values
+
+
+def read_value(raw: Any, several: bool = False) -> Value:
     """One cell -> a name, a whole number, a tuple of either, or None where there is no label."""
     if raw is None or (isinstance(raw, float) and math.isnan(raw)):
         return None
@@ -51,7 +66,8 @@ def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence
     found: dict[str, set[str | int]] = {}
     for name, values in by_split.items():
         mine = found.setdefault(name, set())
-        for value in values:
+        distinct: Iterable[Value] = np.unique(values[values >= 0]).tolist() if isinstance(values, np.ndarray) else values
+        for value in distinct:
             mine.update(value if isinstance(value, tuple) else () if value is None else (value,))
     if all(isinstance(value, int) for values in found.values() for value in values):
         top = max((int(value) for values in found.values() for value in values), default=-1)
@@ -66,9 +82,13 @@ def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence
 
 
 def number(
-    values: Sequence[Value], classes: Sequence[str], ids: Any, problems: Problems
+    values: Values, classes: Sequence[str], ids: Any, problems: Problems
 ) -> tuple[np.ndarray | list[tuple[int, ...]], np.ndarray, bool]:
     """(labels of the samples kept, their places in `values`, whether there are several labels an image)."""
+    if isinstance(values, np.ndarray) and (_in_order(classes) or not any(map(_plain, classes))):
+        return _number_places(values, len(classes), ids, problems)
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    values = [None if isinstance(value, int) and value < 0 else value for value in values]
     table: dict[str | int, int] = {name: k for k, name in enumerate(classes)}
     table |= {k: k for k in range(len(classes)) if str(k) not in table}  # a whole number is a place, unless it is a name
     table |= {int(name): k for name, k in list(table.items()) if isinstance(name, str) and _plain(name)}
@@ -93,6 +113,22 @@ def number(
     return labels if several else np.asarray(labels, np.int64), np.asarray(keep, np.int64), several
 
 
+def _in_order(classes: Sequence[str]) -> bool:
+    return all(name == str(k) for k, name in enumerate(classes))
+
+
+def _number_places(values: np.ndarray, count: int, ids: Any, problems: Problems) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Whole numbers are the labels themselves: the same as below, without a step a sample."""
+    if (values < 0).all():
+        return values, np.arange(len(values)), False
+    for i in np.flatnonzero(values < 0):
+        problems.add("missing-label", ids[int(i)])
+    for i in np.flatnonzero(values >= count):
+        problems.add("unknown-class", f"{ids[int(i)]} ({values[i]})")
+    keep = np.flatnonzero((values >= 0) & (values < count))
+    return values[keep], keep, False
+
+
 def _plain(name: str) -> bool:
     return name.isascii() and name.isdigit() and (name == "0" or name[0] != "0")
 
@@ -102,4 +138,4 @@ def empty_classes(labels: np.ndarray | list[tuple[int, ...]], classes: Sequence[
     if isinstance(labels, np.ndarray) and len(labels):
         counts = np.bincount(labels[labels >= 0], minlength=len(classes))
         for k in np.flatnonzero(counts == 0):
-            problems.add("empty-class", classes[k])
+            problems.add("empty-class", classes[int(k)])

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.classes import declared, difference
-from vitrail.data.labels import Value, empty_classes, number, read_value, resolve
+from vitrail.data.labels import Values, empty_classes, number, read_value, resolve, together
 from vitrail.data.names import Chosen, Numbered, shown
 from vitrail.data.problem import Problems
+from vitrail.data.runs import runs, say_if_sorted
 from vitrail.data.source import Listing, Options, Record
 from vitrail.data.split import shard_splits
 from vitrail.data.table import LABEL_COLUMNS
@@ -31,7 +32,8 @@ from vitrail.errors import DataError, DecodeError, missing_extra, nearest
 
 __all__ = ["Groups", "Parquet", "ParquetImages", "relative"]
 
-CACHE_BYTES = 1 << 30
+CACHE_BYTES = 512 << 20
+SMALL_BYTES = 256 << 20  # every process that reads a set this small ends up holding all of it
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes", "picture", "photo")
 
 
@@ -130,6 +132,7 @@ class Footer:
     schema: Any
     counts: list[int]
     digest: int
+    bytes: int
 
 
 class Parquet:
@@ -171,9 +174,10 @@ class Parquet:
                 counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
             if split in (None, "train"):
                 empty_classes(labels, classes, problems)
+        shards = runs(counts, sum(footer.bytes for footer in footers), SMALL_BYTES)
         return ParquetImages(
-            self.name, split, classes, labels, ids, several, problems=problems.found(),
-            shards=tuple(int(n) for n in counts if n), groups=self._groups(footers, image), rows=rows,
+            self.name, split, classes, labels, ids, several, say_if_sorted(labels, shards), problems=problems.found(),
+            shards=shards, groups=self._groups(footers, image), rows=rows,
             footers=np.array([footer.digest for footer in footers]),
         )  # fmt: skip
 
@@ -220,10 +224,10 @@ class Parquet:
 
     def _labels(
         self, footers: list[Footer], label: str | None, split: str | None, options: Options, problems: Problems
-    ) -> tuple[list[Value], tuple[str, ...]]:
+    ) -> tuple[Values, tuple[str, ...]]:
         if label is None:
-            return [None] * sum(sum(footer.counts) for footer in footers), ()
-        values = [value for footer in footers for value in _values(self.files, footer, label)]
+            return np.full(sum(sum(footer.counts) for footer in footers), -1), ()
+        values = together([_values(self.files, footer, label) for footer in footers])
         fixed = options.classes or _class_names(_features(footers[0].schema).get(label))
         fixed = fixed or declared(self.files, os.path.dirname(footers[0].path))
         by_split = {split or "": values}
@@ -231,7 +235,7 @@ class Parquet:
             for other in self.by_split:
                 if other != split:
                     found = self._footers(self.by_split[other], problems)
-                    by_split[other] = [value for footer in found for value in _values(self.files, footer, label)]
+                    by_split[other] = together([_values(self.files, footer, label) for footer in found])
         self._compare(footers, label, split, problems)
         return values, resolve(by_split, split or "", fixed, problems)
 
@@ -260,7 +264,8 @@ def _footer(files: Any, path: str) -> Footer:
     size = files.size(path)
     tail = files.read_range(path, max(0, size - meta.serialized_size - 8), min(size, meta.serialized_size + 8))
     digest = int.from_bytes(hashlib.blake2b(tail, digest_size=8).digest(), "little", signed=True)
-    return Footer(path, opened.schema_arrow, counts, digest)
+    unpacked = sum(meta.row_group(g).total_byte_size for g in range(meta.num_row_groups))
+    return Footer(path, opened.schema_arrow, counts, digest, unpacked)
 
 
 def _features(schema: Any) -> dict[str, Any]:
@@ -300,7 +305,11 @@ def _image_column(names: Sequence[str], schema: Any, features: dict[str, Any]) -
     return choices[0] if choices else None
 
 
-def _values(files: Any, footer: Footer, label: str) -> list[Value]:
+def _values(files: Any, footer: Footer, label: str) -> Values:
+    import pyarrow as pa
+
     column = open_file(files, footer.path).read(columns=[label], use_threads=False).column(0)
+    if pa.types.is_integer(column.type):
+        return np.asarray(column.fill_null(-1).to_numpy(), np.int64)
     several = label.lower() in ("labels", "tags", "categories")
     return [read_value(value, several and isinstance(value, str)) for value in column.to_pylist()]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.data.files import is_image
-from vitrail.data.labels import Value, read_value
+from vitrail.data.labels import Value, Values, compact, read_value
 from vitrail.data.names import Names, composed
 from vitrail.errors import DecodeError
 
@@ -129,7 +129,7 @@ class Shard:
     keys: Names
     starts: np.ndarray
     sizes: np.ndarray
-    labels: list[Value]
+    labels: Values
     incomplete: list[str] = field(default_factory=list)  # keys with a label but no image
     twice: list[str] = field(default_factory=list)
     climbing: list[str] = field(default_factory=list)  # names such as ../../x
@@ -153,6 +153,7 @@ def _index(files: Any, path: str, image: str | None, label: str | None) -> Shard
     reader = _Reader(files, path)
     keys: list[str] = []
     places: list[tuple[int, int]] = []
+    values: list[Value] = []
     shard = Shard(Names(), np.empty(0, np.int64), np.empty(0, np.int64), [])
     seen: set[str] = set()
 
@@ -167,7 +168,7 @@ def _index(files: Any, path: str, image: str | None, label: str | None) -> Shard
         else:
             keys.append(key)
             places.append((picture.start, picture.size))
-            shard.labels.append(value)
+            values.append(value)
         seen.add(key)
 
     key, parts = None, dict[str, Member]()
@@ -191,7 +192,7 @@ def _index(files: Any, path: str, image: str | None, label: str | None) -> Shard
         shard.broken = str(error)
         if key is not None and _picture(parts, image) and _label(reader, parts, label) is not None:
             close(key, parts)  # both halves of the last sample are whole
-    shard.keys = Names(keys)
+    shard.keys, shard.labels = Names(keys), compact(values)
     table = np.asarray(places, np.int64).reshape(-1, 2)
     shard.starts, shard.sizes = table[:, 0].copy(), table[:, 1].copy()
     return shard
@@ -256,19 +257,23 @@ def _load(stored: Path) -> Shard | None:
             keys = Names()
             keys.blob, keys.ends = table["keys"].tobytes(), table["ends"]
             rest = json.loads(table["rest"].tobytes())
-            labels = [tuple(v) if isinstance(v, list) else v for v in rest["labels"]]
+            labels = table["labels"] if "labels" in table else [tuple(v) if isinstance(v, list) else v for v in rest["labels"]]
             return Shard(keys, table["starts"], table["sizes"], labels, rest["incomplete"], rest["twice"], rest["climbing"])
     except (OSError, ValueError, KeyError, EOFError):
         return None  # another process is writing it, or it was damaged: read the shard instead
 
 
 def _save(stored: Path, shard: Shard) -> None:
-    rest = {"labels": shard.labels, "incomplete": shard.incomplete, "twice": shard.twice, "climbing": shard.climbing}
+    numbers = isinstance(shard.labels, np.ndarray)
+    rest: dict[str, Any] = {"incomplete": shard.incomplete, "twice": shard.twice, "climbing": shard.climbing}
+    tables: dict[str, Any] = {"keys": np.frombuffer(shard.keys.blob, np.uint8), "ends": shard.keys.ends}
+    tables |= {"starts": shard.starts, "sizes": shard.sizes}
+    if numbers:
+        tables["labels"] = np.asarray(shard.labels)
+    else:
+        rest["labels"] = shard.labels
     body = io.BytesIO()
-    np.savez(
-        body, keys=np.frombuffer(shard.keys.blob, np.uint8), ends=shard.keys.ends, starts=shard.starts, sizes=shard.sizes,
-        rest=np.frombuffer(json.dumps(rest).encode(), np.uint8),
-    )  # fmt: skip
+    np.savez(body, rest=np.frombuffer(json.dumps(rest).encode(), np.uint8), **tables)
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=stored.parent)

@@ -131,7 +131,8 @@ class Listing:
             digest = hashlib.blake2b(digest_size=16)
             self.ids.update(digest)
             digest.update(np.asarray(self.sizes(), "<i8").tobytes())
-            digest.update(label_bytes(self.labels))
+            for piece in label_bytes(self.labels):
+                digest.update(piece)
             Names(self.classes).update(digest)
             for content in self.probes():
                 digest.update(hashlib.blake2b(content, digest_size=16).digest())
@@ -153,12 +154,12 @@ def read_probes(source: Listing) -> Iterator[bytes]:
         yield data
 
 
-def label_bytes(labels: Labels) -> bytes:
-    """Labels as bytes, the same on every platform."""
-    if isinstance(labels, np.ndarray):
-        return labels.astype("<i8").tobytes()
-    flat = [word for label in labels for word in (len(label), *label)]
-    return np.asarray(flat, "<i8").tobytes()
+def label_bytes(labels: Labels) -> Iterator[bytes]:
+    """Labels as bytes, the same on every platform; in pieces, because there may be 300 million."""
+    for at in range(0, len(labels), 1 << 20):
+        piece = labels[at : at + (1 << 20)]
+        flat = piece if isinstance(piece, np.ndarray) else [word for label in piece for word in (len(label), *label)]
+        yield np.asarray(flat, "<i8").tobytes()
 
 
 @dataclass(eq=False)

@@ -15,16 +15,19 @@ from typing import Any, overload
 import numpy as np
 
 from vitrail.data.classes import declared
-from vitrail.data.labels import empty_classes, number, resolve
+from vitrail.data.labels import Values, empty_classes, number, resolve, together
 from vitrail.data.names import Chosen, Names
 from vitrail.data.parquet import relative
 from vitrail.data.problem import Problems
+from vitrail.data.runs import runs, say_if_sorted
 from vitrail.data.shard import Shard, index_shard
 from vitrail.data.source import Listing, Options, Record, read_probes
 from vitrail.data.split import shard_splits
 from vitrail.errors import DataError
 
 __all__ = ["Tar", "TarImages"]
+
+SMALL_BYTES = 8 << 30  # a set this small stays in the page cache, wherever it is read
 
 
 class Keys(Sequence[str]):
@@ -109,7 +112,7 @@ class Tar:
         names = relative(paths)
         _count(names, shards, problems)
         keys: Any = Keys(names, [shard.keys for shard in shards])
-        values = [value for shard in shards for value in shard.labels]
+        values = together([shard.labels for shard in shards])
         counts = np.array([len(shard.keys) for shard in shards], np.int64)
         ends = np.cumsum(counts)
         classes: tuple[str, ...] = ()
@@ -123,9 +126,11 @@ class Tar:
                 counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
             if split in (None, "train"):
                 empty_classes(labels, classes, problems)
+        shards_bytes = sum(int(shard.sizes.sum()) for shard in shards)
+        lengths = runs(counts, shards_bytes, SMALL_BYTES) if self.files.local else None  # a store answers any request alike
         return TarImages(
-            self.name, split, classes, labels, ids, several, problems=problems.found(),
-            shards=tuple(int(n) for n in counts if n), files=self.files, paths=Names(paths), ends=ends,
+            self.name, split, classes, labels, ids, several, say_if_sorted(labels, lengths), problems=problems.found(),
+            shards=lengths, files=self.files, paths=Names(paths), ends=ends,
             starts=np.concatenate([shard.starts for shard in shards]),
             lengths=np.concatenate([shard.sizes for shard in shards]), rows=rows,
         )  # fmt: skip
@@ -133,13 +138,13 @@ class Tar:
     def _shards(self, paths: Sequence[str], options: Options) -> list[Shard]:
         return [index_shard(self.files, path, options.image, options.label) for path in paths]
 
-    def _classes(self, split: str | None, options: Options, values: list[Any], problems: Problems) -> tuple[str, ...]:
+    def _classes(self, split: str | None, options: Options, values: Values, problems: Problems) -> tuple[str, ...]:
         fixed = options.classes or declared(self.files, os.path.dirname(self.paths[0]))
         by_split = {split or "": values}
         if fixed is None:
             for other, paths in self.by_split.items():
                 if other != split:
-                    by_split[other] = [value for shard in self._shards(paths, options) for value in shard.labels]
+                    by_split[other] = together([shard.labels for shard in self._shards(paths, options)])
         return resolve(by_split, split or "", fixed, problems)
 
 
