@@ -94,9 +94,10 @@ class Root(nn.Module):
         return x if self.small else self.pool(x)
 
     def is_reference(self, x_BCHW: Float[Tensor, "B C H W"]) -> bool:
-        """Evaluation in float32 on the CPU, as parity with other implementations is checked."""
-        plain = x_BCHW.device.type == "cpu" and x_BCHW.dtype == torch.float32
-        return plain and not self.training and not torch.compiler.is_compiling()
+        """Evaluation in float32 on the CPU, where parity with other implementations is checked; never in a compiled or exported graph."""
+        if torch.compiler.is_compiling() or self.training or torch.is_autocast_enabled("cpu"):
+            return False
+        return x_BCHW.device.type == "cpu" and x_BCHW.dtype == torch.float32
 
     def precise(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         """The first convolution summed in float64: the norms behind it amplify its rounding, half the noise of the logits."""
