@@ -420,13 +420,14 @@ def view_of(config: Any, processor: Mapping[str, Any], model_type: str = "vit") 
             return Preprocess(size, "bit", _scaled(256, 224, size), "bicubic", True, IMAGENET_MEAN, IMAGENET_STD, "round", config.channels)
         if model_type.startswith("dinov2") and config.channels == 3:
             return preset("dinov2", size)
-        colours = (IMAGENET_MEAN, IMAGENET_STD) if model_type in ("vit_mae", "vit_msn") and config.channels == 3 else ((0.5,), (0.5,))
-        return Preprocess(size, "squash", None, "bilinear", True, *colours, "round", config.channels)
+        imagenet = model_type in ("vit_mae", "vit_msn") and config.channels == 3
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if imagenet else ((0.5,), (0.5,))
+        return Preprocess(size, "squash", None, "bilinear", True, mean, std, "round", config.channels)
     fit = lambda values: values if len(values) in (1, config.channels) else (sum(values) / len(values),)
     scale = 255 * (said.number(processor, "rescale_factor") or 1 / 255) if said.flag(processor, "do_rescale") is not False else 255.0
     normal = said.flag(processor, "do_normalize") is not False
-    mean = fit(said.numbers(processor, "image_mean") or (0.5,)) if normal else (0.0,)
-    std = fit(said.numbers(processor, "image_std") or (0.5,)) if normal else (1.0,)
+    means = fit(said.numbers(processor, "image_mean") or (0.5,)) if normal else (0.0,)
+    stds = fit(said.numbers(processor, "image_std") or (0.5,)) if normal else (1.0,)
     filters = RESAMPLE.get(said.whole(processor, "resample", least=0) or 0 if "resample" in processor else 2, "bilinear")
     crops = said.flag(processor, "do_center_crop") or (said.flag(processor, "do_center_crop") is None and "crop_size" in processor)
     crop = said.size(processor, "crop_size") if crops else None
@@ -437,7 +438,7 @@ def view_of(config: Any, processor: Mapping[str, Any], model_type: str = "vit") 
         resize = _scaled(whole[0], min(crop), size)
     interpolation = filters if filters in ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming") else "bilinear"
     scaled = lambda values: tuple(value / scale for value in values)
-    return Preprocess(size, mode, resize, interpolation, True, scaled(mean), scaled(std), "round", config.channels)
+    return Preprocess(size, mode, resize, interpolation, True, scaled(means), scaled(stds), "round", config.channels)
 
 
 def _by_shorter_side(processor: Mapping[str, Any]) -> bool:

@@ -37,13 +37,13 @@ _POOLS = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 _REFUSED = re.compile(r"_rpn_|_18x2_|_xp_|pwee|^aimv2|_rope|dinov3|^eva|_pe_|^vit_s?relpos|^samvit|^naflex|_mci_|lingbot|_relpos")
 
-_HYBRIDS = {
+_HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
-_BIT_LAYERS = {(3, 4, 6, 3): "50", (3, 4, 23, 3): "101", (3, 8, 36, 3): "152"}
+_BIT_LAYERS: dict[tuple[int, ...], str] = {(3, 4, 6, 3): "50", (3, 4, 23, 3): "101", (3, 8, 36, 3): "152"}
 _BIT_NAMES = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
@@ -322,14 +322,21 @@ class Timm(Format):
 
     name = "timm"
     title = "timm's vision_transformer"
-    marks = (
+    marks: tuple[str, ...] = (
         r"^patch_embed\.proj\.weight$",
         r"^blocks\.0\.norm1\.weight$",
         r"^blocks\.0\.attn\.qkv\.weight$",
         r"^blocks\.0\.mlp\.fc1\.weight$",
         r"^blocks\.0\.mlp\.fc2\.weight$",
     )
-    never = (r"^blocks\.0\.gamma_1$", r"rel_pos", r"relative_position", r"^rope\.", r"^blocks\.0\.attn\.q_bias$", r"^mask_token$")
+    never: tuple[str, ...] = (
+        r"^blocks\.0\.gamma_1$",
+        r"rel_pos",
+        r"relative_position",
+        r"^rope\.",
+        r"^blocks\.0\.attn\.q_bias$",
+        r"^mask_token$",
+    )
 
     def recognise(self, archive: Archive, sidecar: Sidecar) -> float | None:
         score = super().recognise(archive, sidecar)
@@ -345,8 +352,6 @@ class Timm(Format):
                 f"{view.path}: the config.json asks for global_pool = {pool!r}, which Vitrail does not have.",
                 hint=f"it has {', '.join(repr(known) for known in _POOLS)}; or pass pool=",
             )
-        if pool == "" and said.whole(config, "num_classes", least=0) == 0:
-            pool = None  # features without a head: nothing is pooled either way
         return vit_configuration(
             view, overrides, args, name=architecture, size=size_said(config, args), pool=None if pool is None else _POOLS[pool]
         )
@@ -370,9 +375,14 @@ class Timm(Format):
     def fold(self, config: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], tuple[str, ...]]:
         if not isinstance(config, ViTConfig):
             return config, state, ()
-        rows = [folds.position_rows] if config.position_prefix or config.distilled else []
-        bias = [] if config.norm_pre else [folds.patch_bias]
-        return folds.chain(config, state, folds.position_table, *rows, *bias, folds.head_bias)
+        steps: list[folds.Fold] = [folds.position_table]
+        if config.distilled:
+            steps += [folds.zero_positions]
+        if config.position_prefix or config.distilled:
+            steps += [folds.position_rows]
+        if not config.norm_pre:
+            steps += [folds.patch_bias]
+        return folds.chain(config, state, *steps, folds.head_bias)
 
     def sidecar(self, config: Any, card: Card | None) -> dict[str, Mapping[str, Any]]:
         described = describe_resnet(config) if isinstance(config, ResNetConfig) else describe_vit(config)
@@ -513,7 +523,7 @@ def vit_reasons(config: Any) -> list[str]:
     """Why timm's VisionTransformer has no place for a model."""
     if not isinstance(config, ViTConfig):
         return [f"timm has no {type(config).__name__}"]
-    stem, special = config.stem, config.eps == 1e-5 or config.mlp == "swiglu" or config.distilled
+    odd_stem = config.stem is not None and (config.stem.root != "standard" or config.stem.groups != 32)
     checks = [
         (config.position == "relative", "timm's ViT has no relative positions of this kind"),
         (config.position_at != "stem", f"positions at {config.position_at!r}: timm adds them at the stem only"),
@@ -521,16 +531,10 @@ def vit_reasons(config: Any) -> list[str]:
         (config.pool == "token+gap", "timm's ViT has no pooling of class token and mean together"),
         (config.final_norm and config.fc_norm, "timm's ViT has one norm after the blocks, before or after pooling, not both"),
         (config.norm_pre and config.patch_bias, "timm's ViT has no patch bias where there is a norm before the blocks"),
-        (config.eps not in (1e-6, 1e-5), f"timm builds LayerNorms of 1e-6 and 1e-5, not {config.eps:g}; loading with eps=1e-6 accepts the difference"),
-        (config.distilled and (config.registers > 0 or config.norm_pre), "timm's distilled ViT has no registers and no first norm"),
-        (config.distilled and config.position == "none", "timm's distilled ViT needs positions"),
-        (config.distilled and (config.eps == 1e-5 or config.mlp == "swiglu"), "timm's distilled ViT has neither eps=1e-5 nor SwiGLU"),
-        (config.eps == 1e-5 and config.mlp == "swiglu", "timm has no entry point with both eps=1e-5 and SwiGLU"),
-        (stem is not None and special, "timm's hybrids are neither distilled nor have SwiGLU or eps=1e-5"),
-    ]  # fmt: skip
-    if stem is not None:
-        right = stem.norm_eps == 1e-5 and stem.conv_eps == 1e-8 and stem.conv_eps_in and stem.root == "standard" and stem.groups == 32
-        checks.append((not right, "timm's hybrids have group norms of 1e-5, convolutions standardised by sqrt(var + 1e-8), a 7 x 7 root"))
+        (config.mlp == "swiglu" and config.pool == "map", "timm's attention pooling has an MLP twice as wide where the blocks' are gated"),
+        (config.distilled and config.registers > 0, "timm's distilled ViT has no registers"),
+        (odd_stem, "timm's hybrids have a 7 x 7 root and group norms of 32 groups"),
+    ]
     return [reason for wrong, reason in checks if wrong]
 
 
@@ -538,10 +542,7 @@ def resnet_reasons(config: ResNetConfig) -> list[str]:
     """Why timm's resnetv2 has no place for a model."""
     checks = [
         (config.version != "v2", "timm's resnetv2 is activated before its convolutions (v2), this model after (v1)"),
-        (config.padding != "fixed" or config.pool_pad != "zero", "timm's BiT pads by fixed amounts, with zeros around the root's pool"),
-        (config.root != "standard" or config.groups != 32, "timm's BiT has a 7 x 7 root and 32 groups"),
-        (config.norm_eps != 1e-5, f"timm's BiT has group norms with eps=1e-5, not {config.norm_eps:g}"),
-        (not (config.conv_eps == 1e-8 and config.conv_eps_in), "timm's BiT standardises convolutions by sqrt(var + 1e-8)"),
+        (config.root != "standard" or config.groups != 32, "timm's BiT has a 7 x 7 root and group norms of 32 groups"),
     ]
     return [reason for wrong, reason in checks if wrong]
 
@@ -582,10 +583,12 @@ def describe_vit(config: ViTConfig) -> dict[str, Any]:
 
 def vit_entry_point(config: ViTConfig) -> str | None:
     """The entry point whose fixed parts (stem, norms, MLP kind) are this model's; its sizes come from model_args."""
+    if sum((config.stem is not None, config.distilled, config.mlp == "swiglu")) > 1:
+        return None
     if config.stem is not None:
         return _HYBRIDS.get(config.stem.layers) if config.stem.width == 64 else None
     if config.distilled:
-        return "deit_base_distilled_patch16_224"
+        return "deit_base_distilled_patch16_224" if not config.norm_pre else None
     if config.mlp == "swiglu":
         return "vit_giant_patch14_dinov2"
     sizes = {192: "tiny", 384: "small", 1024: "large"}
