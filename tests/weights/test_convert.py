@@ -97,6 +97,25 @@ def test_a_class_position_is_folded_for_big_vision_and_logits_stay(tmp_path):
     assert "folded" in str(report)
 
 
+@pytest.mark.parametrize("to", ["npz", "big_vision"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"qkv_bias": False, "head_bias": False}, "biases of zeros for q, k and v"),
+        ({"dense_bias": False, "patch_bias": False}, "biases of zeros in the blocks"),
+        ({"position": "learned2d"}, "learned2d positions written out"),
+        ({"position": "none"}, "a table of zeros"),
+        ({"position": "none", "pool": "gap"}, "a table of zeros"),
+    ],
+)
+def test_what_google_lacks_is_folded_and_named(to, options, said, tmp_path):
+    model = randomised(ViTConfig(**SMALL, **options))
+    report = convert(model, tmp_path, to=to)
+    assert any(said in fold for fold in report.folded)
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(vitrail.load_model(report.files[0], **report.tell)(x), model(x), atol=1e-5)
+
+
 # ---- the report ----
 
 

@@ -80,6 +80,13 @@ def test_a_pointer_of_git_lfs_is_told_apart(tmp_path):
         vitrail.load_model(tmp_path / "model.bin2")
 
 
+@pytest.mark.parametrize("name", ["model.pth", "model.npz", "model.safetensors"])
+def test_an_error_page_saved_as_weights_is_told_apart(name, tmp_path):
+    (tmp_path / name).write_text("\n<!DOCTYPE html><html>404</html>")
+    with pytest.raises(CheckpointError, match="web page"):
+        vitrail.load_model(tmp_path / name)
+
+
 # ---- what comes out ----
 
 

@@ -61,3 +61,9 @@ def test_without_memory_a_table_says_what_a_file_must_hold():
     state = {"qkv": torch.empty(12, 4, device="meta"), "n": torch.empty(7, device="meta")}
     rules = [joined("qkv", ("q", "k", "v"), TRANSPOSED), rule("n", "N", BATCHED)]
     assert {name: tuple(t.shape) for name, t in their_tensors(rules, state).items()} == {"q": (4, 4), "k": (4, 4), "v": (4, 4), "N": (1, 7)}
+
+
+def test_shapes_without_memory_come_from_stacks_too():
+    state = {f"b.{i}.w": torch.empty(4, 2, device="meta") for i in range(3)}
+    found = their_tensors(stacked(3, [rule("b.{i}.w", "B/w", TRANSPOSED)]), state)
+    assert found["B/w"].is_meta and found["B/w"].shape == (3, 2, 4)

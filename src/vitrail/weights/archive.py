@@ -90,6 +90,8 @@ def open_archive(path: str | os.PathLike, *, max_weight_bytes: int | None = None
             head = stream.read(16)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror}).", hint="check the path") from None
+    if head.lstrip()[:1] == b"<":
+        raise CheckpointError(f"{file}: this is a web page, not weights.", hint="the download failed; follow its address in a browser")
     if head[:4] == b"PK\x03\x04":
         opener = npz.open_npz if npz.is_npz(file) else pickled.open_pickle
     elif head[8:9] == b"{":

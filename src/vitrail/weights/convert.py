@@ -159,7 +159,8 @@ def _choose(to: str, config: Any, card: Card | None) -> Format:
     fitting = [form for form in of_name if not reasons[form.title]]
     if not fitting:
         fits_family = [form for form in of_name if form.family in (None, config.family)] or of_name
-        shown = "; ".join(min((reasons[form.title] for form in fits_family), key=len))
+        fewest = min(fits_family, key=lambda form: len(reasons[form.title]))
+        shown = "; ".join(reasons[fewest.title])
         raise UsageError(f"this model cannot be written as {to!r}: {shown}.", hint="--to vitrail holds every model")
     return fitting[0]
 

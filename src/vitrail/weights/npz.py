@@ -31,8 +31,21 @@ _MAX_HEADER = 10_000  # of one .npy; numpy's own limit for untrusted files
 _MAX_MEMBERS = 100_000
 _CHUNK = 1 << 20
 # what zipfile, zlib and numpy's header parser raise on damaged input
-UNREADABLE = (zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, tokenize.TokenError, EOFError, OSError, RuntimeError, ValueError,
-              LookupError, ArithmeticError, RecursionError, MemoryError, SyntaxError)  # fmt: skip
+UNREADABLE: tuple[type[Exception], ...] = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    tokenize.TokenError,
+    SyntaxError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
 _TORCH_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitrail.model.config import ResNetStem, ViTConfig
 from vitrail.weights.archive import Archive
 from vitrail.weights.format import Format, Overrides, Reading, blocks_of, renamed, shape_of, size_for
+from vitrail.weights.formats import folds
 from vitrail.weights.formats.bit import layers_of, plain_groupnorm, v1_rules, without_prefix
 from vitrail.weights.rules import BATCHED, HWIO, TRANSPOSED, Change, Rule, joined, per_block, rule, stacked
 from vitrail.weights.sidecar import Sidecar
@@ -159,7 +160,7 @@ class Google(Format):
             return [f"{self.title} holds Vision Transformers and hybrids"]
         wrong = {
             f"positions of the kind {config.position!r} {config.position_at!r}": (config.position, config.position_at)
-            not in (("learned", "stem"), ("sincos2d", "stem")),
+            not in (("learned", "stem"), ("learned2d", "stem"), ("sincos2d", "stem"), ("none", "stem")),
             "registers": config.registers > 0,
             "a distillation token": config.distilled,
             "a LayerNorm before the blocks": config.norm_pre,
@@ -168,12 +169,14 @@ class Google(Format):
             "LayerScale": config.layer_scale is not None,
             "normalised q and k": config.qk_norm,
             "a gated MLP": config.mlp != "plain",
-            "dense layers without bias": not (config.qkv_bias and config.dense_bias and config.patch_bias),
-            "a head without bias": bool(config.classes) and not config.head_bias,
             "class token and mean concatenated": config.pool == "token+gap",
             "a stem with a small root": config.stem is not None and config.stem.root != "standard",
         }
         return [f"{self.title} has no place for {what}" for what, true in wrong.items() if true]
+
+    def fold(self, config: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], tuple[str, ...]]:
+        table = [folds.position_table] if config.position == "learned2d" else [folds.zero_positions]
+        return folds.chain(config, state, *table, folds.patch_bias, folds.qkv_bias, folds.dense_biases, folds.head_bias)
 
 
 class VitJax(Google):
@@ -191,11 +194,11 @@ class VitJax(Google):
     def cannot_hold(self, config: Any) -> list[str]:
         reasons = super().cannot_hold(config)
         if isinstance(config, ViTConfig):
-            if config.position != "learned":
+            if config.position == "sincos2d":
                 reasons.append(f"{self.title} has no place for positions of the kind {config.position!r}")
             if config.pool == "map":
                 reasons.append(f"{self.title} has no place for a MAP head")
-            if config.class_token and not config.position_class:
+            if config.class_token and not config.position_class and config.position != "none":
                 reasons.append(f"{self.title} has no class token without a position")
         return reasons
 
@@ -228,11 +231,12 @@ class BigVision(Google):
         return reasons
 
     def fold(self, config: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], tuple[str, ...]]:
+        config, state, said = super().fold(config, state)
         if not (config.class_token and config.position_class and config.position == "learned"):
-            return config, state, ()
+            return config, state, said
         table = state["position.table"]
         folded = {**state, "cls": state["cls"] + table[0], "position.table": table[1:].contiguous()}
-        return config.replace(position_class=False), folded, ("the class token's position is added into the class token",)
+        return config.replace(position_class=False), folded, (*said, "the class token's position is added into the class token")
 
 
 # ---- pieces ----
