@@ -7,8 +7,8 @@ import pytest
 from photos import folder
 
 from vitrail.data.source import open_source
-from vitrail.data.split import by_role, nested, parse, shard_splits, shuffled
-from vitrail.errors import UsageError
+from vitrail.data.split import by_role, listed, nested, parse, shard_splits, shuffled
+from vitrail.errors import DataError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,18 @@ def test_counts_negatives_sums_and_parts_of_parts(sorted_by_class):
 def test_the_official_order_is_taken_as_it_is(sorted_by_class):
     part = open_source(sorted_by_class, "[:150]", order="official")
     assert indices(part) == list(range(150)) and part.official
+
+
+def test_an_official_list_of_ids_is_taken_in_its_own_order(tmp_path):
+    for split in ("train", "val"):
+        folder(tmp_path, (f"{split}cat", f"{split}dog"))
+    source = open_source(tmp_path, classes=["traincat", "traindog", "valcat", "valdog"])
+    part = listed(source, ["valdog/1.png", "traincat/2.png"], "authors")
+    assert part.official and [part.id(i) for i in range(2)] == ["valdog/1.png", "traincat/2.png"]
+    with pytest.raises(DataError, match="does not hold 1 of the 2"):
+        listed(source, ["valdog/1.png", "nowhere/9.png"])
+    with pytest.raises(DataError, match="has several 1 of the 1"):
+        listed(source, ["1"])
 
 
 def test_sums_of_splits(tmp_path):

@@ -242,7 +242,9 @@ def check(
         if kind not in (*KINDS, *FAULTS):
             raise UsageError(f"allow={kind!r} is no kind of fault{nearest(kind, (*KINDS, *FAULTS))}.")
     arrays = not isinstance(where, str | os.PathLike)
-    names: Sequence[str | None] = [split] if split or arrays else list_splits(os.fspath(where)) or [None]
+    names: Sequence[str | None] = (
+        [split] if split or arrays else list_splits(where, image=options.get("image"), label=options.get("label")) or [None]
+    )
     sources = [open_source(where, name, allow="all", **options) for name in names]
     total = sum(map(len, sources))
     workers = workers or min(32, os.cpu_count() or 1)

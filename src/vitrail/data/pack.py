@@ -156,7 +156,10 @@ def _open(where: Any, split: str | None, allow: str | Collection[str], options: 
     if split or arrays:
         name = parse(split)[0].name or "train"
         return {name: open_source(where, split, allow=allow, **options)}
-    return {name or "train": open_source(where, name, allow=allow, **options) for name in list_splits(os.fspath(where)) or [None]}
+    return {
+        name or "train": open_source(where, name, allow=allow, **options)
+        for name in list_splits(where, image=options.get("image"), label=options.get("label")) or [None]
+    }
 
 
 # ---------------------------------------------------------------- the plan

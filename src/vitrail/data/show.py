@@ -73,7 +73,7 @@ def show(
     of 224 pixels, nothing else); views: how many augmented versions to show, 0 for none.
     """
     if split is None and isinstance(where, str | os.PathLike):
-        split = next(iter(list_splits(os.fspath(where))), None)
+        split = next(iter(list_splits(where, image=options.get("image"), label=options.get("label"))), None)
     source = open_source(where, split, allow=allow, **options)
     places = shuffled(source.labels, seed)[:count]
     view = view or TrainView()

@@ -277,9 +277,9 @@ def open_source(
     return select(functools.partial(_open_split, reader, options), split, split_seed, bool(order))
 
 
-def list_splits(where: str) -> tuple[str, ...]:
+def list_splits(where: str | os.PathLike[str], *, image: str | None = None, label: str | None = None) -> tuple[str, ...]:
     """The splits an address has ('train', 'val', 'test' in this order, then others); () when it has none."""
-    reader, _ = find_reader(os.fspath(where), Options(allow=check_allow("all")))
+    reader, _ = find_reader(os.fspath(where), Options(allow=check_allow("all"), image=image, label=label))
     return reader.splits()
 
 

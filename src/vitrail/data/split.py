@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.names import shown
 from vitrail.data.problem import Problem
-from vitrail.errors import UsageError
+from vitrail.errors import DataError, UsageError
 
-__all__ = ["Part", "Term", "by_role", "nested", "parse", "role", "select", "shard_splits", "shuffled"]
+__all__ = ["Part", "Term", "by_role", "listed", "nested", "parse", "role", "select", "shard_splits", "shuffled"]
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _BOUND = r"[-+]?\d[\d_]*(?:\.\d+)?%?"
@@ -150,6 +151,28 @@ def shuffled(labels: Any, seed: int) -> np.ndarray:
 def nested(source: Any, percents: Sequence[float], seed: int = 0) -> list[Any]:
     """Random subsets of `source`, one a percentage; each contains every smaller one."""
     return [select(lambda _name: source, f"[:{percent:g}%]", seed, False) for percent in percents]
+
+
+def listed(source: Any, ids: Sequence[str], name: str = "list") -> Part:
+    """The samples a protocol lists by their ids, in its order: an official split as its authors published it.
+
+    An id may leave out folders and the extension ("n01440764_10026" finds "train/n01440764/n01440764_10026.JPEG").
+    """
+    places: dict[str, list[int]] = {}
+    for i in range(len(source)):
+        whole = source.id(i)
+        base = posixpath.basename(whole)
+        for key in {whole, base, posixpath.splitext(base)[0]}:
+            places.setdefault(key, []).append(i)
+    found = [places.get(one) or places.get(posixpath.basename(one), []) for one in ids]
+    for what, bad in (
+        ("does not hold", [o for o, f in zip(ids, found) if not f]),
+        ("has several", [o for o, f in zip(ids, found) if len(f) > 1]),
+    ):
+        if bad:
+            raise DataError(f"{source.name} {what} {len(bad):,} of the {len(ids):,} images of {name}, for example {shown(bad[0])}.")
+    indices = np.array([f[0] for f in found], np.int64)
+    return Part((source,), indices, f"{source.split or ''}:{name}", official=True)
 
 
 def _order(base: Any, seed: int, official: bool) -> np.ndarray:
