@@ -29,7 +29,7 @@ from vitrail.model.vit import Attention, Block, VisionTransformer
 __all__ = ["CHUNK_BYTES", "AttentionStatistics", "Layer", "attention_statistics", "attention_weights", "layers_of", "watching"]
 
 CHUNK_BYTES = 64 << 20  # of softmax rows in work at once, with their copies
-COPIES = 24  # bytes a weight costs while a chunk is in work: logits, softmax, and its statistics in float64
+COPIES = 16  # bytes a weight costs while a chunk is in work: logits, softmax, and two more for what is taken from it
 
 Grid = tuple[int, int]
 

@@ -22,13 +22,16 @@ Pixels = tuple[float, float]  # height and width of one patch, in input pixels
 
 
 def pixel_distances(grid: Grid, patch: Pixels, queries: slice | None = None, *, device: torch.device | str = "cpu") -> Tensor:
-    """(queries, patches): pixels between the centres of patches; a slice keeps it small."""
+    """(queries, patches): pixels between the centres of patches; a slice keeps it small.
+
+    The distances from one patch are a window of one table of all steps down and across.
+    """
     rows, columns = grid
-    index = torch.arange(rows * columns, device=device)
-    y = (index // columns).double() * patch[0]
-    x = (index % columns).double() * patch[1]
-    chosen = queries or slice(None)
-    return torch.hypot(y[chosen, None] - y[None], x[chosen, None] - x[None])
+    down = torch.arange(1 - rows, rows, dtype=torch.float64, device=device) * patch[0]
+    across = torch.arange(1 - columns, columns, dtype=torch.float64, device=device) * patch[1]
+    windows = torch.hypot(down[:, None], across[None]).unfold(0, rows, 1).unfold(1, columns, 1)
+    index = torch.arange(rows * columns, device=device)[queries or slice(None)]
+    return windows[rows - 1 - index // columns, columns - 1 - index % columns].flatten(1)
 
 
 def uniform_distance(grid: Grid, patch: Pixels, *, prefix_tokens: int = 0) -> float:
@@ -60,12 +63,14 @@ class DistanceMeter:
         skip = max(self.prefix - queries.start, 0)  # rows of prefix tokens at the start of this chunk
         if queries.start + skip >= queries.stop:
             return
-        rows = attention[:, :, skip:, self.prefix :].double()
+        rows = attention[:, :, skip:, self.prefix :]
         patches = slice(queries.start + skip - self.prefix, queries.stop - self.prefix)
-        far = torch.einsum("bhqk,qk->bhq", rows, pixel_distances(self.grid, self.patch, patches, device=rows.device))
+        pixels = pixel_distances(self.grid, self.patch, patches, device=rows.device).to(rows.dtype)
+        far = torch.einsum("bhqk,qk->bhq", rows, pixels)
         if self.renormalise:
             far = far / rows.sum(-1)
-        self.total = far.sum(-1) if self.total is None else self.total + far.sum(-1)
+        total = far.double().sum(-1)
+        self.total = total if self.total is None else self.total + total
 
     def result(self) -> Tensor:
         assert self.total is not None, "no attention rows were added"
