@@ -177,6 +177,11 @@ class Tiny:
         return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in text]
 
     @staticmethod
+    def state(out):
+        """The digest without the published models, whose cards tell the recipe to the last key."""
+        return {name: value for name, value in Tiny.digest(out).items() if name not in ("best.safetensors", "last.safetensors")}
+
+    @staticmethod
     def digest(out):
         """All that a run leaves behind: its last checkpoint, its two models, its lines."""
         newest = max((Path(out) / "checkpoints").glob("step-*"))

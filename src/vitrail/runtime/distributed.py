@@ -11,6 +11,7 @@ it gloo aborts in about a third of the exits, after the work is done.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ __all__ = [
     "is_sharded",
     "local_rank",
     "rank",
+    "reshard",
     "shard",
     "sum_across",
     "whole",
@@ -118,7 +120,10 @@ def gather_objects(value: Any) -> list[Any]:
 def wrap_data_parallel(model: nn.Module, device: torch.device) -> nn.Module:
     """DDP: gradients averaged over ranks, buckets sent while the backward pass still runs."""
     ids = [device.index] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    wrapper = nn.parallel.DistributedDataParallel
+    known = inspect.signature(wrapper.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # 2.13 renamed it
+    return wrapper(model, device_ids=ids, gradient_as_bucket_view=True, **{buffers: False})
 
 
 def shard(model: nn.Module, parts: Iterable[nn.Module], device: torch.device, methods: Iterable[str] = ()) -> nn.Module:
@@ -136,6 +141,13 @@ def shard(model: nn.Module, parts: Iterable[nn.Module], device: torch.device, me
     for name in methods:
         register_fsdp_forward_method(model, name)
     return model
+
+
+def reshard(model: nn.Module) -> None:
+    """Give gathered FSDP parameters back, so that parameters are shards again; nothing elsewhere."""
+    for part in model.modules():
+        if hasattr(part, "reshard"):
+            part.reshard()
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class Measure:
         average = self.run.ema.applied(self.run.model) if self.run.ema is not None else nullcontext()
         with average:
             self.last = self.labelled(self.feed) if isinstance(self.run.objective, Supervised) else self.unlabelled(self.feed)
+            distributed.reshard(self.run.objective)
         fault("eval.done")
         return self.last
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vitrail.errors import ResourceError
@@ -23,6 +24,7 @@ class Saver:
         self.store, self.about, self.sharded = store, about, sharded
         self.failures = 0
         self.saved_step = -1
+        self._home = inode(store.folder.parent)
 
     def save(self, state: TrainState) -> bool:
         """True when the checkpoint is committed; the ranks agree on that."""
@@ -72,8 +74,15 @@ class Saver:
         return None
 
     def _require_folder(self, state: TrainState) -> None:
-        if not self.store.folder.parent.is_dir():
+        if inode(self.store.folder.parent) != self._home:  # gone, or another directory of that name
             raise ResourceError(
                 f"{self.store.folder.parent} is gone; it was there when the run started. The run was at step {state.step}.",
                 hint="restore the directory, then run the same command",
             )
+
+
+def inode(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None

@@ -12,6 +12,7 @@ they were before the step that failed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -150,6 +151,7 @@ class TrainStep:
                 else "train.checkpoint_blocks=true, a smaller image_size or a smaller model",
             ) from error
         self.micro = next(n for n in range(self.micro // 2, 0, -1) if self.micro % n == 0)
+        warnings.warn(f"{self.device} ran out of memory; the same batches go on with {self.micro} images at once", stacklevel=2)
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:

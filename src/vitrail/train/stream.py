@@ -7,6 +7,7 @@ held = HeldFeed(sources, preprocess, recipe, device)  # for `score`, as often as
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,7 @@ class TrainFeed:
     ) -> None:
         spec = recipe.data
         self.prepare = prepare  # a batch's augmented pieces; on a GPU they are made ahead
+        self._ahead: Ahead | None = None
         options: dict[str, Any] = {
             "batch_size": recipe.train.batch_size,
             "seed": recipe.train.seed,
@@ -123,7 +125,7 @@ class TrainFeed:
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self._stream)
         if self.device.type == "cuda":
-            batches = Ahead(batches, self.device, self.prepare)
+            batches = self._ahead = Ahead(batches, self.device, self.prepare)
         while True:
             fault("data.wait")
             batch = next(batches)
@@ -138,6 +140,8 @@ class TrainFeed:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
         self._stream.close()
 
 
@@ -159,12 +163,24 @@ class Ahead:
         self._queue: queue.Queue[tuple[Batch, torch.cuda.Event] | BaseException] = queue.Queue(depth)
         self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))  # what the batches are cut from is there
-        threading.Thread(target=self._run, name="vitrail-feed", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vitrail-feed", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, which may be waiting for room in the queue."""
+        self._closed.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()
+            self._thread.join(0.01)
 
     def _run(self) -> None:
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 for batch in self._batches:
+                    if self._closed.is_set():
+                        return
                     moved = self._moved(batch)
                     if self._prepare is not None:
                         moved = replace(moved, ready=self._prepare(moved))
