@@ -14,9 +14,12 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from vitrail.data.files import LocalFiles
 from vitrail.data.parquet import Parquet
@@ -96,6 +99,7 @@ def _locate(repo: str, revision: str | None, inside: str, where: str) -> Place:
         return _cached(repo, revision, inside, where)
     api = hub.HfApi(endpoint=_endpoint())
     try:
+        _knock(api.endpoint)
         for one in [revision] if revision else ["main", CONVERTED]:
             paths = _choose(api.list_repo_files(repo, repo_type="dataset", revision=one), inside, where)
             if paths:
@@ -110,6 +114,16 @@ def _locate(repo: str, revision: str | None, inside: str, where: str) -> Place:
             raise _refusal(error, where) from None
         return _cached(repo, revision, inside, where, error)
     raise DataError(f"{where}: no parquet files and no tar shards there.", hint="look at its files on the hub, or convert it")
+
+
+def _knock(endpoint: str) -> None:
+    """ConnectionError at once where nobody answers; the library would try again for half a minute."""
+    place = urlsplit(endpoint)
+    if place.hostname and not getproxies().get(place.scheme):
+        try:
+            socket.create_connection((place.hostname, place.port or (443 if place.scheme == "https" else 80)), 10).close()
+        except OSError as error:
+            raise ConnectionError(f"{place.hostname}: {error.strerror or error}") from None
 
 
 def _cached(repo: str, revision: str | None, inside: str, where: str, error: Exception | None = None) -> Place:
