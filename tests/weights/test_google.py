@@ -251,6 +251,15 @@ def test_a_grid_that_is_no_square_takes_image_size_or_the_one_that_the_input_fit
         load_model(case.checkpoint, image_size=(128, 64))
 
 
+def test_an_explicit_resize_settles_it_too_unless_the_grid_is_unknown():
+    case = Case("b01_bv_vit_sincos_gap_rep")
+    model = load_model(case.checkpoint).resize((48, 32))
+    assert type(model) is VisionTransformer
+    case.meets(model(case.image()), "expected")
+    with pytest.raises(UsageError, match="not known yet"):
+        load_model(Case("g05_hybrid_r2222").checkpoint).resize((128, 64))
+
+
 def test_a_non_square_grid_known_by_its_size_goes_on_to_another():
     model = load_model(Case("g05_hybrid_r2222").checkpoint, image_size=(96, 64))
     model.resize((128, 128))

@@ -97,8 +97,11 @@ def load_model(
     model, hashes = _filled(plan, allow_nonfinite)
     parents = plan.card.parents if plan.format is None else (str(where) if _is_uri(str(where)) else path.name,)
     model.card = dataclasses.replace(plan.card, hashes=hashes, parents=parents)  # type: ignore[assignment]
+    if not plan.size_known and said.image_size is None and isinstance(model, VisionTransformer):
+        model.__class__ = Unsettled
+        _note(model, "image size: not in the file; the first input settles it")
     _change_input(model, patch_size, channels)
-    _change_size(model, said.image_size, plan.size_known)
+    _change_size(model, said.image_size)
     _change_head(model, classes, new_head)
     return model.eval()
 
@@ -426,15 +429,12 @@ def _change_input(model: Any, patch_size: int | tuple[int, int] | None, channels
         _note(model, f"patch size: {_by(old_patch)} -> {_by(size)} (pseudo-inverse), positions to {_by(config.grid)}")
 
 
-def _change_size(model: Any, wanted: tuple[int, int] | None, known: bool) -> None:
-    """Positions to the wanted image size; where the file has no size, the first input will say it."""
+def _change_size(model: Any, wanted: tuple[int, int] | None) -> None:
+    """Positions to the wanted image size."""
     if wanted is not None and wanted != tuple(model.config.image_size):
         before = model.grid
         model.resize(wanted)
         _note(model, f"positions: {_by(before)} -> {_by(model.grid)} ({getattr(model.config, 'position_resample', 'any size')})")
-    elif wanted is None and not known and isinstance(model, VisionTransformer):
-        model.__class__ = Unsettled
-        _note(model, "image size: not in the file; the first input settles it")
 
 
 def _change_head(model: Any, classes: int | None, new_head: bool) -> None:
@@ -454,9 +454,20 @@ class Unsettled(VisionTransformer):
     """A model whose file has no image size: the first input says it, and from then on it is a plain VisionTransformer."""
 
     def check_input(self, x_BCHW: Tensor) -> None:
-        self.settle((int(x_BCHW.shape[2]), int(x_BCHW.shape[3])))
+        seen = (int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
+        if seen == self.config.image_size and torch.compiler.is_compiling():
+            return super().check_input(x_BCHW)  # a compiled graph changes no model
+        self.settle(seen)
+        return self.check_input(x_BCHW)
+
+    def resize(self, image_size: int | tuple[int, int]) -> VisionTransformer:
+        if self.config.position == "learned":
+            raise UsageError(
+                f"the grid of the {math.prod(self.grid)} positions is not known yet, so they cannot be resampled.",
+                hint="load_model(…, image_size=(rows, columns)) with the size they were trained at, then resize",
+            )
         self.__class__ = VisionTransformer  # type: ignore[assignment]
-        self.check_input(x_BCHW)
+        return self.resize(image_size)
 
     def settle(self, seen: tuple[int, int]) -> None:
         """Sines and cosines go to any grid; a learned table has as many rows as its own grid has patches."""
@@ -470,6 +481,7 @@ class Unsettled(VisionTransformer):
                 hint="load_model(…, image_size=(rows, columns)) with the size they were trained at",
             )
         else:
+            self.__class__ = VisionTransformer  # type: ignore[assignment]
             self.config = config
             self.position.grid = config.grid  # type: ignore[union-attr]
         self.card = card_of(self)
