@@ -26,12 +26,15 @@ from vitrail.runtime.watchdog import Watchdog
 from vitrail.train.curve import draw_curve
 from vitrail.train.journal import Journal
 from vitrail.train.measure import Measure
+from vitrail.train.pace import steps_that_fit
+from vitrail.train.plan import Plan, plan_run
 from vitrail.train.publish import publish
 from vitrail.train.reports import Report, Reports
 from vitrail.train.run import Run, open_run
 from vitrail.train.rundir import RunDirectory, compare_recipes, compare_sources
 from vitrail.train.state import load_state
 from vitrail.train.store import Checkpoint, CheckpointStore
+from vitrail.train.stream import TrainFeed
 
 __all__ = ["TrainResult", "train"]
 
@@ -156,9 +159,10 @@ class Session:
     # ---- the loop
 
     def run_to_end(self) -> TrainResult:
-        run, state, plan = self.run, self.run.state, self.run.plan
+        run, state = self.run, self.run.state
         if not self.finished:
             with run.feed() as feed:
+                plan = self.settle_pace(feed)
                 for batch in feed:  # endless: step s holds positions s B … s B + B - 1
                     outcome = run.step(batch, plan.lr(state.step))
                     state.step += 1
@@ -174,6 +178,17 @@ class Session:
                     if self.finished:
                         break
         return self.finish()
+
+    def settle_pace(self, feed: TrainFeed) -> Plan:
+        """Shorten the run to `train.max_minutes`, once; the length is part of every checkpoint."""
+        run, minutes = self.run, self.run.recipe.train.max_minutes
+        if minutes is not None and run.state.step == 0:
+            steps = steps_that_fit(run, feed, self.measure, minutes, self.journal.clock.begun)
+            run.plan = self.journal.plan = plan_run(run.recipe, len(run.sources.train), steps)
+            run.saver.about = run.about()
+            self.line.say(f"{run.plan.steps} steps fit into {minutes:g} minutes")
+            self.journal.clock.lap()
+        return run.plan
 
     def between_steps(self, quarantine: list[dict[str, Any]]) -> None:
         """Save when it is time or somebody asks; stop when asked."""

@@ -132,6 +132,13 @@ class TrainFeed:
             fault("data.got")
             yield batch
 
+    def rewind(self, step: int) -> None:
+        """The next iterator begins with the batch of `step`."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+        self._stream.seek(step)
+
     @property
     def quarantine(self) -> list[dict[str, Any]]:
         return self._stream.quarantine
