@@ -59,6 +59,13 @@ def test_pool_pad_can_be_overridden(said):
     meets(stem(model, image(TF)), TF, "expected_stem")
 
 
+def test_the_epsilon_of_the_group_norms_can_be_overridden(tmp_path):
+    import vitrail
+
+    for path in (V1 / "checkpoint.npz", vitrail.save_model(load_model(TF / "checkpoint.npz"), tmp_path / "ours.safetensors")):
+        assert load_model(path, eps=1e-3).config.norm_eps == 1e-3
+
+
 def bit_paper_names(source):
     """The conversion that big_vision does on load, written out by hand."""
     out = {}

@@ -206,6 +206,8 @@ def _overriding(config: Any, said: Overrides) -> dict[str, Any]:
     """What the caller says over our own card; image_size is a change of the model, not of what the file is."""
     known = {item.name for item in dataclasses.fields(config)}
     values = {name: value for name, value in dataclasses.asdict(said).items() if value is not None and name != "image_size"}
+    if config.family == "bit" and "eps" in values:
+        values["norm_eps"] = values.pop("eps")
     for name in values:
         if name not in known:
             raise UsageError(f"{name}= means nothing for a model of the family {config.family!r}.")

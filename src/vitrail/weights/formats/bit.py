@@ -112,6 +112,7 @@ class Bit(Format):
             channels=channels,
             classes=classes,
             image_size=overrides.image_size or (224, 224),
+            norm_eps=overrides.eps,  # None: the version's
             **overrides.over(pool_pad=self.pool_pad),
         )
         return Reading(config, size_known=False)

@@ -415,7 +415,7 @@ class TimmResNet(Timm):
                     hint="BiT roots are 7 x 7, and stage s puts out 4 * width * 2**s channels",
                 )
         fixed = "_bit" in architecture_of(view, sidecar.config) or not sidecar.config
-        pad = overrides.pool_pad or ("zero" if fixed else "-inf")
+        pad = overrides.pool_pad or ("zero" if fixed else "inf")
         size = overrides.image_size or size_said(sidecar.config, said.table(sidecar.config, "model_args"))
         config = ResNetConfig(
             layers=layers,
