@@ -107,6 +107,14 @@ def test_classes_can_be_fixed_by_the_caller(tmp_path):
         open_source(tmp_path, classes=["a"])
 
 
+def test_a_list_of_names_beside_the_folders_fixes_their_order(tmp_path):
+    folder(tmp_path, ("a", "b"), count=1)
+    (tmp_path / "classes.txt").write_text("b\na\n")
+    assert open_source(tmp_path).classes == ("b", "a") and open_source(tmp_path).labels.tolist() == [1, 0]
+    (tmp_path / "classes.txt").write_text("1 001.a\n2 002.b\n")  # of another kind
+    assert open_source(tmp_path).classes == ("a", "b")
+
+
 def test_the_fingerprint_follows_content_not_the_place(tmp_path):
     one, two = folder(tmp_path / "one"), folder(tmp_path / "two")
     assert open_source(one).fingerprint == open_source(two).fingerprint

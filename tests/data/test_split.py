@@ -59,7 +59,8 @@ def test_counts_negatives_sums_and_parts_of_parts(sorted_by_class):
 
 def test_the_official_order_is_taken_as_it_is(sorted_by_class):
     part = open_source(sorted_by_class, "[:150]", order="official")
-    assert indices(part) == list(range(150)) and part.official
+    assert indices(part) == list(range(150)) and part.official and part.notes == ()
+    assert "not the official split" in open_source(sorted_by_class, "[:150]").notes[0]
 
 
 def test_an_official_list_of_ids_is_taken_in_its_own_order(tmp_path):

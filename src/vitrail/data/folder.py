@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.classes import compare_splits
+from vitrail.data.classes import compare_splits, declared
 from vitrail.data.files import LocalFiles, is_image
 from vitrail.data.names import Names, composed, shown
 from vitrail.data.problem import Problems
@@ -120,6 +120,9 @@ class Folder:
         mine = sorted({composed(name) for name in tree.classes}, key=_order)
         if options.classes is not None:
             return options.classes
+        named = declared(self.files, self.path)
+        if named is not None and not set(named).isdisjoint(mine):  # else some other document of that name
+            return named
         if not split:
             return tuple(mine)
         by_split = {split: mine}

@@ -344,6 +344,8 @@ def find_reader(where: str, options: Options) -> tuple[Reader, Options]:
     from vitrail.data.files import CloudFiles, LocalFiles
 
     scheme = re.match(r"([a-z][a-z0-9+.-]+)://", address)
+    if scheme and scheme[1] in ("http", "https"):
+        raise UsageError(f"{where}: a web address is no data source.", hint="download it first, or use hf:// or a store such as s3://")
     if scheme and scheme[1] != "file":
         return stored(CloudFiles(scheme[1]), address.split("://", 1)[1], address, options), options
     return stored(LocalFiles(), os.path.expanduser(address.removeprefix("file://")), address, options), options

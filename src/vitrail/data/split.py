@@ -122,7 +122,10 @@ def select(open_base: Callable[[str | None], Any], expression: str | None, seed:
     if not sum(len(indices) for _, indices in chosen):
         raise UsageError(f"the split {expression!r} holds no image.", hint="take a larger part")
     ordered = official or all(base.official for base, _ in chosen)
-    return join([(base, indices if ordered else np.sort(indices)) for base, indices in chosen], expression, ordered)
+    part = join([(base, indices if ordered else np.sort(indices)) for base, indices in chosen], expression, ordered)
+    if not ordered and any(term.parts for term in terms):
+        part.notes += (f"{expression} is drawn at random (seed {seed}): not the official split",)
+    return part
 
 
 def shuffled(labels: Any, seed: int) -> np.ndarray:
