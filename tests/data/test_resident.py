@@ -84,3 +84,13 @@ def test_a_set_of_bad_files_is_refused():
     source = open_source(([b"no image"] * 8, np.zeros(8, int)))
     with pytest.raises(DataError, match="could not be read"):
         ResidentStream(source, TrainView(16), device="cpu", batch_size=4, seed=0)
+
+
+def test_several_steps_at_once_are_the_same_batches():
+    source = open_source("builtin:shapes?n=60&size=24&classes=3", split="train")
+    make = lambda: ResidentStream(source, TrainView((16, 16)), device="cpu", batch_size=8, seed=0)
+    together, alone = make().several(3), make()
+    for number in range(3):
+        batch, piece = next(alone), slice(8 * number, 8 * number + 8)
+        for name in ("images", "labels", "index", "position", "valid"):
+            assert torch.equal(getattr(together, name)[piece], getattr(batch, name)), name

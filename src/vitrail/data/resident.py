@@ -134,8 +134,12 @@ class ResidentStream:
         return self
 
     def __next__(self) -> Batch:
-        positions = self.layout.positions(self.step)
-        self.step += 1
+        return self.several(1)
+
+    def several(self, steps: int) -> Batch:
+        """The next `steps` batches as one: what a host needs for planning hardly grows with their number."""
+        positions = np.concatenate([self.layout.positions(self.step + i) for i in range(steps)])
+        self.step += steps
         index = self._usable(positions, self.order(positions))
         rows, columns = self._axes(positions, index)
         place = (self.offset[index], self.width[index])

@@ -38,6 +38,7 @@ class Ema:
             name: torch.zeros_like(wide(p.detach())) if spec.debias else wide(p.detach()).clone() for name, p in model.named_parameters()
         }
         device = _local(next(iter(self._average.values()))).device
+        self._known: tuple[nn.Module, list[tuple[str, nn.Parameter]]] | None = None
         self._updates = torch.zeros((), dtype=torch.float64, device=device)
         self._start_share = torch.ones((), dtype=torch.float64, device=device)  # product of all decays: what is left of the start
 
@@ -61,13 +62,20 @@ class Ema:
         decay = self.decay_at(self._updates)
         if applied is not None:
             decay = torch.where(applied, decay, 1.0)
-        average = [_local(self._average[name]) for name, _ in model.named_parameters()]
-        weights = [wide(_local(p.detach())) for _, p in model.named_parameters()]
+        named = self._named(model)
+        average = [_local(self._average[name]) for name, _ in named]
+        weights = [wide(_local(p.detach())) for _, p in named]
         change = torch._foreach_sub(weights, average)
         torch._foreach_mul_(change, (1.0 - decay).to(average[0].dtype))
         torch._foreach_add_(average, change)
         self._updates += 1 if applied is None else applied
         self._start_share *= decay
+
+    def _named(self, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """The model's parameters; walking the modules takes as long as a small model's update, so they are remembered."""
+        if self._known is None or self._known[0] is not model:
+            self._known = (model, list(model.named_parameters()))
+        return self._known[1]
 
     def average(self) -> dict[str, Tensor]:
         """The averaged parameters by name (bias-corrected where the spec says so)."""

@@ -90,9 +90,13 @@ class TrainStep:
         fault("step.before_update")
         return self.update(loss, losses, lr)
 
-    def prepare(self, batch: Batch) -> list[Augmented]:
-        """The augmented pieces of a share, for whoever makes them ahead (`stream.Ahead`)."""
-        return [self.augment(cut(batch, start, start + self.chunk)) for start in range(0, len(batch), self.chunk)]
+    def prepare(self, batch: Batch, steps: int = 1) -> list[list[Augmented]]:
+        """The augmented pieces of each of `steps` shares that lie one after another, for whoever makes them ahead."""
+        images, targets = self.augment(batch)
+        share = len(batch) // steps
+        cuts = [slice(start, min(start + self.chunk, share)) for start in range(0, share, self.chunk)]
+        mine = [(images[first : first + share], targets[first : first + share]) for first in range(0, len(batch), share)]
+        return [[(x[piece], y[piece]) for piece in cuts] for x, y in mine]
 
     def gradients(self, batch: Batch) -> Tensor:
         """Leaves the share's mean gradient in `.grad`; returns the losses of its samples."""

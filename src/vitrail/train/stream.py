@@ -27,6 +27,7 @@ from vitrail.data.transform import Preprocess
 from vitrail.errors import UsageError
 from vitrail.runtime import distributed
 from vitrail.runtime.faults import fault
+from vitrail.train.step import cut
 
 __all__ = ["HeldFeed", "Sources", "TrainFeed", "open_sources"]
 
@@ -87,7 +88,7 @@ def held_out(where: str, train_split: str, splits: tuple[str, ...], elsewhere: b
 # ---------------------------------------------------------------- training
 
 
-Prepare = Callable[[Batch], list[tuple[torch.Tensor, torch.Tensor]]]
+Prepare = Callable[[Batch, int], list[list[tuple[torch.Tensor, torch.Tensor]]]]
 
 
 class TrainFeed:
@@ -100,10 +101,10 @@ class TrainFeed:
         view: TrainView,
         device: torch.device,
         start_step: int = 0,
-        prepare: Prepare | None = None,
+        prepare: Prepare | None = None,  # a batch's augmented pieces; with it, on a GPU, they are made ahead
     ) -> None:
         spec = recipe.data
-        self.prepare = prepare  # a batch's augmented pieces; on a GPU they are made ahead
+        self.view, self.prepare = view, prepare
         self._ahead: Ahead | None = None
         options: dict[str, Any] = {
             "batch_size": recipe.train.batch_size,
@@ -123,9 +124,10 @@ class TrainFeed:
             self._stream = TrainStream(sources.train, view, workers=spec.workers, **options, **stall)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = iter(self._stream)
-        if self.device.type == "cuda":
-            batches = self._ahead = Ahead(batches, self.device, self.prepare)
+        batches: Iterator[Batch] = iter(self._stream)
+        if self.device.type == "cuda" and self.prepare is not None:
+            rows, columns = self.view.image_size
+            batches = self._ahead = Ahead(self._stream, self.device, self.prepare, rows * columns)
         while True:
             fault("data.wait")
             batch = next(batches)
@@ -163,11 +165,17 @@ def is_resident(source: Source, view: TrainView, asked: bool | None, device: tor
 
 
 class Ahead:
-    """The next batches, on the device and augmented, made by a thread and a CUDA stream of their own."""
+    """The next batches, on the device and augmented, made by a thread and a CUDA stream of their own.
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device, prepare: Prepare | None = None, depth: int = 2) -> None:
-        self._batches, self._device, self._prepare = batches, device, prepare
-        self._queue: queue.Queue[tuple[Batch, torch.cuda.Event] | BaseException] = queue.Queue(depth)
+    A resident stream gives several steps at once: the host's work on small pictures is mostly
+    the number of calls, not the number of pictures.
+    """
+
+    def __init__(self, stream: Any, device: torch.device, prepare: Prepare, pixels: int) -> None:
+        self._source, self._device, self._prepare = stream, device, prepare
+        share = stream.layout.share if isinstance(stream, ResidentStream) else 0
+        self._together = max(1, min(TOGETHER, AHEAD_BYTES // (12 * pixels * share))) if share else 1
+        self._queue: queue.Queue[tuple[Batch, torch.cuda.Event] | BaseException] = queue.Queue(max(2, self._together))
         self._stream = torch.cuda.Stream(device)
         self._stream.wait_stream(torch.cuda.current_stream(device))  # what the batches are cut from is there
         self._closed = threading.Event()
@@ -185,21 +193,21 @@ class Ahead:
     def _run(self) -> None:
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                for batch in self._batches:
-                    if self._closed.is_set():
-                        return
-                    moved = self._moved(batch)
-                    if self._prepare is not None:
-                        moved = replace(moved, ready=self._prepare(moved))
+                while not self._closed.is_set():
+                    batch = self._moved()
+                    ready = self._prepare(batch, self._together)
                     event = torch.cuda.Event()
                     event.record()
-                    self._queue.put((moved, event))
+                    share = len(batch) // self._together
+                    for number, pieces in enumerate(ready):
+                        self._queue.put((replace(cut(batch, number * share, (number + 1) * share), ready=pieces), event))
         except BaseException as error:  # carried to the thread that asked
             self._queue.put(error)
 
-    def _moved(self, batch: Batch) -> Batch:
-        if batch.images.device.type == "cuda":
-            return batch
+    def _moved(self) -> Batch:
+        if isinstance(self._source, ResidentStream):
+            return self._source.several(self._together)
+        batch: Batch = next(self._source)
         host = {name: getattr(batch, name).pin_memory() for name in TENSORS}
         return replace(batch, **{name: t.to(self._device, non_blocking=True) for name, t in host.items()})
 
@@ -219,6 +227,7 @@ class Ahead:
         return batch
 
 
+TOGETHER, AHEAD_BYTES = 4, 1 << 30  # steps made at once, and the memory their pictures may take
 TENSORS = ("images", "labels", "index", "position", "valid")
 
 
