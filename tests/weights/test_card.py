@@ -72,6 +72,13 @@ def test_transform_is_the_view_of_the_weights():
     assert FULL.replace(preprocess={}).transform().image_size == (16, 16)
 
 
+def test_for_training_the_view_cuts_nothing_away():
+    card = FULL.replace(preprocess={"image_size": [16, 16], "mode": "shorter_crop", "resize": 20, "mean": [0, 0, 0], "std": [1, 1, 1]})
+    assert card.transform().box(40, 40) != (0, 0, 40, 40)
+    assert card.transform(training=True).box(40, 40) == (0, 0, 40, 40)
+    assert card.transform(training=True).mean == (0, 0, 0)
+
+
 def test_a_card_follows_its_model_to_another_size_and_head():
     model = build(CONFIG)
     model.card = FULL.replace(preprocess={"image_size": [16, 16], "mode": "shorter_crop", "resize": 18})

@@ -80,6 +80,24 @@ def test_a_pointer_of_git_lfs_is_told_apart(tmp_path):
         vitrail.load_model(tmp_path / "model.bin2")
 
 
+def test_weights_from_the_hub_are_called_what_the_hub_calls_them(tmp_path, monkeypatch):
+    from vitrail.weights import hub
+
+    monkeypatch.setattr(hub, "fetch", lambda uri, **_: G01)
+    for uri, name in (("timm://vit_small.x", "vit_small.x"), ("hf://google/vit", "google/vit"), ("gs://vit_models/a.npz", G01.stem)):
+        card = vitrail.load_model(uri).card
+        assert card.parents == (uri,) and card.name == name
+
+
+def test_a_training_checkpoint_points_to_its_run(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"cls": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "MANIFEST.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="part of a training checkpoint"):
+        vitrail.load_model(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.pth", "model.npz", "model.safetensors"])
 def test_an_error_page_saved_as_weights_is_told_apart(name, tmp_path):
     (tmp_path / name).write_text("\n<!DOCTYPE html><html>404</html>")

@@ -75,12 +75,14 @@ class Card:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def transform(self, training: bool = False) -> Preprocess:
-        """The preprocessing these weights expect, as a callable: image -> (C, H, W). `training` needs no other range."""
+        """The preprocessing these weights expect, as a callable: image -> (C, H, W).
+
+        `training`: the same size and value range without the centre crop, for pictures that were cropped at random before.
+        """
         from vitrail.data.transform import Preprocess
 
-        if self.preprocess:
-            return Preprocess.from_dict(dict(self.preprocess))
-        return Preprocess(self.config.image_size)
+        view = Preprocess.from_dict(dict(self.preprocess)) if self.preprocess else Preprocess(self.config.image_size)
+        return dataclasses.replace(view, mode="squash", resize=None) if training else view
 
     def replace(self, **changes: Any) -> Card:
         """The same card with some entries changed."""

@@ -95,8 +95,8 @@ def load_model(
     )  # fmt: skip
     plan = plan_for(open_archive(path, max_weight_bytes=max_weight_bytes), said)
     model, hashes = _filled(plan, allow_nonfinite)
-    parents = plan.card.parents if plan.format is None else (str(where) if _is_uri(str(where)) else path.name,)
-    model.card = dataclasses.replace(plan.card, hashes=hashes, parents=parents)  # type: ignore[assignment]
+    card = plan.card.replace(hashes=hashes)
+    model.card = card if plan.format is None else card.replace(**_provenance(str(where), path))  # type: ignore[assignment]
     if not plan.size_known and said.image_size is None and isinstance(model, VisionTransformer):
         model.__class__ = Unsettled
         _note(model, "image size: not in the file; the first input settles it")
@@ -115,6 +115,14 @@ def _pool_pad(said: str | None) -> str | None:
 
 def _is_uri(text: str) -> bool:
     return "://" in text or text.startswith("builtin:")
+
+
+def _provenance(where: str, path: Path) -> dict[str, Any]:
+    """Name and parent of weights of another origin: a cache's folders have names that nobody gave them."""
+    if not _is_uri(where):
+        return {"parents": (path.name,)}
+    scheme, _, rest = where.partition("#")[0].partition("://")
+    return {"parents": (where,), "name": rest if scheme in ("hf", "timm") else path.stem}
 
 
 def find_weights(where: str | os.PathLike, *, offline: bool = False, sha256: str | None = None) -> Path:
@@ -215,6 +223,11 @@ def _overriding(config: Any, said: Overrides) -> dict[str, Any]:
 
 
 def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
+    if (archive.path.parent / "MANIFEST.json").exists():
+        raise CheckpointError(
+            f"{archive.path}: part of a training checkpoint, which has no card.",
+            hint="load the run's folder, or resume it with the command that started it",
+        )
     sidecar = read_sidecar(archive.path)
     form = recognise(archive, sidecar)
     view = form.view(archive)
