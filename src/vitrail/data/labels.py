@@ -63,6 +63,9 @@ def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence
     """The class names that number the labels of `split`, given every split's labels."""
     if fixed is not None:
         return tuple(fixed)
+    arrays = [values for values in by_split.values() if isinstance(values, np.ndarray)]
+    if len(arrays) == len(by_split):
+        return tuple(map(str, range(1 + max(int(values.max(initial=-1)) for values in arrays))))
     found: dict[str, set[str | int]] = {}
     for name, values in by_split.items():
         mine = found.setdefault(name, set())
@@ -125,7 +128,10 @@ def _number_places(values: np.ndarray, count: int, ids: Any, problems: Problems)
         problems.add("missing-label", ids[int(i)])
     for i in np.flatnonzero(values >= count):
         problems.add("unknown-class", f"{ids[int(i)]} ({values[i]})")
-    keep = np.flatnonzero((values >= 0) & (values < count))
+    good = (values >= 0) & (values < count)
+    if good.all():
+        return values, np.arange(len(values)), False
+    keep = np.flatnonzero(good)
     return values[keep], keep, False
 
 

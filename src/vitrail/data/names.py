@@ -21,7 +21,8 @@ class Names(Sequence[str]):
     def __init__(self, names: Iterable[str] = ()) -> None:
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         self.blob = b"".join(encoded)
-        self.ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self.ends = ends if ends[-1] >= 1 << 31 else ends.astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.ends) - 1

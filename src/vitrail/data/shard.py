@@ -194,7 +194,8 @@ def _index(files: Any, path: str, image: str | None, label: str | None) -> Shard
             close(key, parts)  # both halves of the last sample are whole
     shard.keys, shard.labels = Names(keys), compact(values)
     table = np.asarray(places, np.int64).reshape(-1, 2)
-    shard.starts, shard.sizes = table[:, 0].copy(), table[:, 1].copy()
+    small = table[:, 1].max(initial=0) < 1 << 31
+    shard.starts, shard.sizes = table[:, 0].copy(), table[:, 1].astype(np.int32 if small else np.int64)
     return shard
 
 
