@@ -414,8 +414,8 @@ class TimmResNet(Timm):
                     f"{view.path}: stage {stage} has {outputs} channels after a {kernel} x {kernel} root of {width}; no BiT ResNet.",
                     hint="BiT roots are 7 x 7, and stage s puts out 4 * width * 2**s channels",
                 )
-        fixed = "_bit" in architecture_of(view, sidecar.config) or not sidecar.config
-        pad = overrides.pool_pad or ("zero" if fixed else "inf")
+        name = architecture_of(view, sidecar.config)
+        pad = overrides.pool_pad or ("zero" if "_bit" in name or not name else "inf")
         size = overrides.image_size or size_said(sidecar.config, said.table(sidecar.config, "model_args"))
         config = ResNetConfig(
             layers=layers,
