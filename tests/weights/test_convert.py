@@ -127,7 +127,7 @@ def test_the_report_says_what_became_of_everything(tmp_path):
     assert "blocks.0.norm1.weight -> Transformer/encoderblock_0/LayerNorm_0/scale" in report.renamed
     assert "blocks.0.mlp.fc1.weight" in report.reshaped and "blocks.0.norm1.weight" not in report.reshaped
     assert report.resized == ("positions: 4 x 4 -> 6 x 6 (bilinear)",)
-    assert report.difference == 0.0 and report.identical
+    assert report.difference == 0.0 and report.identical  # the new head is zero; features are compared too
     assert json.loads(json.dumps(report.to_dict()))["parameters"] == 46
     assert "byte for byte: yes" in str(report)
 
@@ -236,3 +236,15 @@ def test_wrong_arguments_exit_with_2(arguments, code, said, tmp_path, capsys):
 def test_a_missing_source_exits_with_5(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "no.npz"), str(tmp_path / "out"), "--to", "npz"]) == 5
     assert "no such file" in capsys.readouterr().err
+
+
+def test_a_fresh_head_hides_no_mistake(tmp_path, monkeypatch):
+    """Its logits are zero whatever the features are."""
+    original = conversion._with
+
+    def swapped(model, tensors):
+        return original(model, {**tensors, "norm.bias": tensors["norm.bias"] + 1})
+
+    monkeypatch.setattr(conversion, "_with", swapped)
+    with pytest.raises(NumericsError, match="logits differ"):
+        convert(build(TOKEN), tmp_path, to="npz")

@@ -58,7 +58,7 @@ class Conversion:
     tell: Mapping[str, Any]  # what a reader of the file must say, for the file cannot: load_model(file, **tell)
     convention: tuple[str, ...]  # where the other system itself computes otherwise
     identical: bool  # every parameter reads back byte for byte
-    difference: float  # max |logits - source's| / max |source's|, read with `tell`
+    difference: float  # max |logits - source's| / max |source's|, read with `tell`; of the features, if that is larger
     difference_by_convention: float | None  # the same, read as the other system reads it; None: it needs `tell`
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,8 +264,8 @@ def _proof(model: Any, writer: _Ours | _Theirs, draft: Path) -> _Proof:
         raise NumericsError(f"{draft.name}: reads back as another model ({', '.join(odd[:8])}); nothing was written.")
     identical = all(torch.equal(found[name], tensor.to(torch.float32)) for name, tensor in writer.state.items())
     x = _images(model.config)
-    expected = _logits(model, x)
-    difference = _distance(_logits(_with(build(writer.config, init=False), found), x), expected)
+    expected = _answers(model, x)
+    difference = _distance(_answers(_with(build(writer.config, init=False), found), x), expected)
     if not identical or not difference <= TOLERANCE:
         raise NumericsError(
             f"{draft.name}: does not read back as the same model: parameters {'equal' if identical else 'differ'}, "
@@ -278,7 +278,7 @@ def _proof(model: Any, writer: _Ours | _Theirs, draft: Path) -> _Proof:
     convention = tuple(f"{name} {value!r} instead of {_field(writer.config, name)!r}" for name, value in other.items() if name != "pool")
     by_convention = None
     if "heads" not in tell and "pool" not in other:
-        by_convention = _distance(_logits(_with(theirs.model, found), x), expected) if other else difference
+        by_convention = _distance(_answers(_with(theirs.model, found), x), expected) if other else difference
     return _Proof(tell, convention, identical, difference, by_convention)
 
 
@@ -321,11 +321,13 @@ def _images(config: Any) -> Tensor:
 
 
 @torch.inference_mode()
-def _logits(model: Any, x: Tensor) -> Tensor:
+def _answers(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features: a fresh head has logits of zero, which prove nothing."""
     training = model.training
-    logits = model.eval()(x.to(next(model.parameters()).device, torch.float32)).cpu()
+    x = x.to(next(model.parameters()).device, torch.float32)
+    answers = model.eval()(x).cpu(), model.features(x).cpu()
     model.train(training)
-    return logits
+    return answers
 
 
 def _with(model: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -333,8 +335,9 @@ def _with(model: Any, tensors: Mapping[str, Tensor]) -> Any:
     return model
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+def _distance(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> float:
+    """max |a - b| / max |b|, the larger of logits and features."""
+    return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in zip(found, expected))
 
 
 # ---- report ----
