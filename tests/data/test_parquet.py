@@ -83,6 +83,17 @@ def test_text_labels_and_lists_of_labels(tmp_path):
     assert source.multilabel and source.labels == [(0, 2), ()] and source.classes == ("a", "b", "c")
 
 
+def test_a_number_is_a_place_even_where_names_are_numbers(tmp_path):
+    """Folders 1, 2 … 10 become ClassLabel names in the order of their text: place 1 is called '10'."""
+    names = {"label": {"names": ["1", "10", "2", "0"], "_type": "ClassLabel"}}
+    write(tmp_path / "x.parquet", [png(i) for i in range(4)], [0, 1, 2, 3], names)
+    source = open_source(tmp_path / "x.parquet")
+    assert source.labels.tolist() == [0, 1, 2, 3] and source.classes[source.read(1).label] == "10"
+    several = {"label": {"feature": names["label"], "_type": "Sequence"}}
+    write(tmp_path / "y.parquet", [png(0)], [[1, 3]], several)
+    assert open_source(tmp_path / "y.parquet").labels == [(1, 3)]
+
+
 def test_a_choice_between_label_columns_has_to_be_made(tmp_path):
     label = {"names": ["x", "y"], "_type": "ClassLabel"}
     write(tmp_path / "c.parquet", [png(0)], None, {"fine": label, "coarse": label}, fine=[0], coarse=[1])

@@ -74,6 +74,12 @@ def test_names_beside_the_table_number_the_labels(images):
     assert source.classes == ("dog", "cat") and source.labels.tolist() == [1, 0]
 
 
+def test_a_number_in_a_table_is_a_name_first(images):
+    (images / "classes.txt").write_text("1\n10\n2\n")
+    (images / "t.csv").write_text("path,label\ncat/0.png,10\ndog/0.png,2\ncat/1.png,1\n")
+    assert open_source(images / "t.csv").labels.tolist() == [1, 2, 0]
+
+
 def test_absolute_paths(images, tmp_path):
     (tmp_path / "elsewhere.csv").write_text(f"path,label\n{images}/cat/0.png,cat\n")
     assert open_source(tmp_path / "elsewhere.csv").read(0).data == png(0)

@@ -77,6 +77,12 @@ def test_names_beside_the_shards(shards):
     assert open_source(shards, "val").classes == ("ape", "bee") and open_source(shards, "val").labels.tolist() == [1]
 
 
+def test_a_number_is_a_place_even_where_names_are_numbers(tmp_path):
+    write(tmp_path / "a.tar", [m for i in range(3) for m in sample(i, i)])
+    (tmp_path / "classes.txt").write_text("1\n10\n2\n")
+    assert open_source(tmp_path / "a.tar").labels.tolist() == [0, 1, 2]
+
+
 def test_the_second_start_reads_the_stored_index(shards, monkeypatch):
     from vitrail.data import shard
 

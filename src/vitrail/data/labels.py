@@ -85,16 +85,22 @@ def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence
 
 
 def number(
-    values: Values, classes: Sequence[str], ids: Any, problems: Problems
+    values: Values, classes: Sequence[str], ids: Any, problems: Problems, *, places: bool
 ) -> tuple[np.ndarray | list[tuple[int, ...]], np.ndarray, bool]:
-    """(labels of the samples kept, their places in `values`, whether there are several labels an image)."""
-    if isinstance(values, np.ndarray) and (_in_order(classes) or not any(map(_plain, classes))):
+    """(labels of the samples kept, their places in `values`, whether there are several labels an image).
+
+    `places`: a whole number is a place among the classes, whatever they are called, as in
+    ClassLabel columns; else it is a class's name first, as in a table that people write.
+    """
+    if isinstance(values, np.ndarray) and (places or _in_order(classes)):
         return _number_places(values, len(classes), ids, problems)
     values = values.tolist() if isinstance(values, np.ndarray) else values
     values = [None if isinstance(value, int) and value < 0 else value for value in values]
-    table: dict[str | int, int] = {name: k for k, name in enumerate(classes)}
-    table |= {k: k for k in range(len(classes)) if str(k) not in table}  # a whole number is a place, unless it is a name
-    table |= {int(name): k for name, k in list(table.items()) if isinstance(name, str) and _plain(name)}
+    table: dict[str | int, int] = {k: k for k in range(len(classes))}
+    if not places:
+        table = {k: k for k in range(len(classes)) if str(k) not in classes}
+        table |= {int(name): k for k, name in enumerate(classes) if _plain(name)}
+    table |= {name: k for k, name in enumerate(classes)}
     several = any(isinstance(value, tuple) for value in values)
     if all(value is None for value in values):
         return np.full(len(values), -1), np.arange(len(values)), False

@@ -60,7 +60,7 @@ def near_pairs(bits: np.ndarray, thumbs: np.ndarray) -> np.ndarray:
     Of four words of 16 bits, at least one differs in at most one bit when seven or fewer of
     the 64 differ; so every pair is met in one of the 4 x 17 buckets of its four words.
     """
-    detailed = np.flatnonzero((np.bitwise_count(bits) >= _DETAIL) & (np.bitwise_count(~bits) >= _DETAIL))
+    detailed = np.flatnonzero((_ones(bits) >= _DETAIL) & (_ones(~bits) >= _DETAIL))
     words = np.ascontiguousarray(bits[detailed]).view(np.uint16).reshape(-1, 4)
     found = [np.empty((0, 2), np.int64)]
     for word in range(4):
@@ -70,7 +70,7 @@ def near_pairs(bits: np.ndarray, thumbs: np.ndarray) -> np.ndarray:
             for a, b in _meetings(values, flip):
                 i, j = detailed[order[a]], detailed[order[b]]
                 pair = np.sort(np.stack([i, j], 1), axis=1)[i != j]
-                pair = pair[np.bitwise_count(bits[pair[:, 0]] ^ bits[pair[:, 1]]) <= MAX_BITS]
+                pair = pair[_ones(bits[pair[:, 0]] ^ bits[pair[:, 1]]) <= MAX_BITS]
                 found.append(np.unique(pair[_levels(thumbs, pair) <= MAX_LEVELS], axis=0))
     return np.unique(np.concatenate(found), axis=0)
 
@@ -93,6 +93,16 @@ def _meetings(values: np.ndarray, flip: int) -> Iterator[tuple[np.ndarray, np.nd
             offset = np.arange(len(a)) - np.repeat(np.cumsum(here) - here, here)
             yield a, np.repeat(first[start:stop], here) + offset
         start = stop
+
+
+_ONES = np.array([word.bit_count() for word in range(1 << 16)], np.uint8)
+
+
+def _ones(words: np.ndarray) -> np.ndarray:
+    """Bits set in each uint64 (numpy has its own from version 2)."""
+    if hasattr(np, "bitwise_count"):
+        return np.bitwise_count(words)
+    return _ONES[np.ascontiguousarray(words).view(np.uint16).reshape(-1, 4)].sum(1)
 
 
 def _levels(thumbs: np.ndarray, pairs: np.ndarray) -> np.ndarray:

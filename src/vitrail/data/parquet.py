@@ -161,14 +161,14 @@ class Parquet:
         if not footers:
             raise DataError(f"{self.name}: no readable parquet file.", hint=f"vitrail data check '{self.name}'")
         image, label = self._columns(footers[0], options)
-        values, classes = self._labels(footers, label, split, options, problems)
+        values, classes, fixed = self._labels(footers, label, split, options, problems)
         counts = np.array([n for footer in footers for n in footer.counts], np.int64)
         per_file = [sum(footer.counts) for footer in footers]
         ids: Any = Numbered(relative([footer.path for footer in footers]), per_file)
         labels: Any = np.full(len(values), -1)
         several, rows = False, None
         if options.labelled and label:
-            labels, kept, several = number(values, classes, ids, problems)
+            labels, kept, several = number(values, classes, ids, problems, places=fixed)
             if len(kept) < len(values):
                 rows, ids = kept, Chosen(ids, kept)
                 counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
@@ -224,9 +224,10 @@ class Parquet:
 
     def _labels(
         self, footers: list[Footer], label: str | None, split: str | None, options: Options, problems: Problems
-    ) -> tuple[Values, tuple[str, ...]]:
+    ) -> tuple[Values, tuple[str, ...], bool]:
+        """(label values, class names, whether the names were given rather than found among the labels)."""
         if label is None:
-            return np.full(sum(sum(footer.counts) for footer in footers), -1), ()
+            return np.full(sum(sum(footer.counts) for footer in footers), -1), (), True
         values = together([_values(self.files, footer, label) for footer in footers])
         fixed = options.classes or _class_names(_features(footers[0].schema).get(label))
         fixed = fixed or declared(self.files, os.path.dirname(footers[0].path))
@@ -237,7 +238,7 @@ class Parquet:
                     found = self._footers(self.by_split[other], problems)
                     by_split[other] = together([_values(self.files, footer, label) for footer in found])
         self._compare(footers, label, split, problems)
-        return values, resolve(by_split, split or "", fixed, problems)
+        return values, resolve(by_split, split or "", fixed, problems), bool(fixed)
 
     def _compare(self, footers: list[Footer], label: str, split: str | None, problems: Problems) -> None:
         """Files that name their classes have to name the same ones, within a split and across splits."""

@@ -92,7 +92,7 @@ class Table:
         labels: Any = np.full(len(kept), -1)
         several = False
         if options.labelled:
-            labels, places, several = number([rows.labels[i] for i in kept], classes, ids, problems)
+            labels, places, several = number([rows.labels[i] for i in kept], classes, ids, problems, places=False)
             kept, ids = [kept[k] for k in places], [ids[k] for k in places]
             if split in (None, "train"):
                 empty_classes(labels, classes, problems)

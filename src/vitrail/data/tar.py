@@ -103,7 +103,10 @@ class Tar:
 
     def names_classes(self, options: Options) -> bool:
         """Whether the names of the classes are known without every split's labels."""
-        return not options.labelled or bool(options.classes) or bool(declared(self.files, os.path.dirname(self.paths[0])))
+        return not options.labelled or self._fixed(options) is not None
+
+    def _fixed(self, options: Options) -> tuple[str, ...] | None:
+        return options.classes or declared(self.files, os.path.dirname(self.paths[0]))
 
     def open(self, split: str | None, options: Options) -> Listing:
         problems = Problems()
@@ -120,7 +123,7 @@ class Tar:
         several, rows, ids = False, None, keys
         if options.labelled:
             classes = self._classes(split, options, values, problems)
-            labels, kept, several = number(values, classes, keys, problems)
+            labels, kept, several = number(values, classes, keys, problems, places=self._fixed(options) is not None)
             if len(kept) < len(values):
                 rows, ids = kept, Chosen(keys, kept)
                 counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
@@ -139,7 +142,7 @@ class Tar:
         return [index_shard(self.files, path, options.image, options.label) for path in paths]
 
     def _classes(self, split: str | None, options: Options, values: Values, problems: Problems) -> tuple[str, ...]:
-        fixed = options.classes or declared(self.files, os.path.dirname(self.paths[0]))
+        fixed = self._fixed(options)
         by_split = {split or "": values}
         if fixed is None:
             for other, paths in self.by_split.items():
