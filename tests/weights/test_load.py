@@ -160,6 +160,13 @@ def test_an_override_that_means_nothing_is_refused(ours, tmp_path):
         vitrail.load_model(bit, heads=2)
 
 
+def test_a_wrong_word_of_the_caller_is_a_usage_error_for_other_origins_too():
+    with pytest.raises(UsageError, match="activation='gelo'"):
+        vitrail.load_model(G01, activation="gelo")
+    with pytest.raises(UsageError, match="does not divide"):
+        vitrail.load_model(G01, image_size=33)
+
+
 def test_image_size_resamples_the_positions_by_the_papers_rule(ours):
     plain, model = vitrail.load_model(ours), vitrail.load_model(ours, image_size=(48, 64))
     grid = plain.position.patches().detach().numpy().reshape(4, 4, 64)
@@ -245,13 +252,13 @@ def test_loading_and_verifying_is_quick_next_to_hashing(tmp_path):
     def seconds(what):
         times = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()  # of all threads: other programs do not count
             what()
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     hashing = seconds(lambda: hashlib.sha256(data).hexdigest())
-    assert seconds(lambda: vitrail.load_model(path)) < 2.5 * hashing + 0.1
+    assert seconds(lambda: vitrail.load_model(path)) < 2 * hashing + 0.1
 
 
 CHILD = textwrap.dedent("""

@@ -233,8 +233,9 @@ def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
     view = form.view(archive)
     try:
         reading = form.configuration(view, sidecar, said)
-    except UsageError as error:  # the configuration itself refuses what the shapes say
-        raise CheckpointError(f"{archive.path}: {error.message}", hint=error.hint) from None
+    except UsageError as error:  # the configuration refuses what the caller says, or what the shapes say
+        kind = CheckpointError if said == Overrides() else UsageError
+        raise kind(f"{archive.path}: {error.message}", hint=error.hint) from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # no origin writes such names and shapes
         raise CheckpointError(f"{archive.path}: not readable as {form.title} ({error}).", hint="get the file again") from None
     config, style = reading.config, form.style_of(view)
