@@ -63,6 +63,30 @@ def test_unknown_kinds_and_options_are_named(tmp_path):
         open_source(np.zeros((2, 4, 4), np.uint8))
 
 
+def test_what_is_allowed_can_stand_in_the_address(tmp_path):
+    folder(tmp_path / "data", count=1)
+    (tmp_path / "data" / "empty").mkdir()
+    folder(tmp_path / "outside", ("x",), count=1)
+    (tmp_path / "data" / "cat" / "x").symlink_to(tmp_path / "outside" / "x")
+    with pytest.raises(DataError) as caught:
+        open_source(tmp_path / "data")
+    assert "?allow=empty-class&follow-links=yes" in caught.value.hint
+    source = open_source(f"{tmp_path / 'data'}?allow=empty-class&follow-links=yes")
+    assert len(source) == 3 and source.classes == ("cat", "dog", "empty")
+    with pytest.raises(UsageError, match="did you mean 'empty-class'"):
+        open_source(f"{tmp_path / 'data'}?allow=emptyclass")
+
+
+def test_a_question_mark_can_be_part_of_a_pattern(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    for k in range(2):
+        pq.write_table(pa.table({"image": pa.array([png(k)], pa.binary()), "label": [0]}), tmp_path / f"part{k}.parquet")
+    assert len(open_source(f"{tmp_path}/part?.parquet")) == 2
+    assert len(open_source(f"{tmp_path}/part?.parquet?label=label")) == 2
+
+
 def test_two_lists_of_classes_that_differ_are_refused_with_the_difference():
     require_same_classes(("a", "b"), ("a", "b"), "the checkpoint", "the data")
     with pytest.raises(DataError, match="only in the checkpoint: b; only in the data: c"):

@@ -89,9 +89,14 @@ def refuse(problems: Iterable[Problem], total: int, allow: frozenset[str], name:
     if fatal:
         raise DataError(
             f"{name} has problems that would change what is trained on:\n  " + "\n  ".join(map(str, fatal)),
-            hint=f"vitrail data check '{name}' lists everything; fix it, or pass " + " ".join(map(_overrule, fatal)),
+            hint=f"vitrail data check '{name}' lists everything; fix it, or go on without it: {_overrule(fatal)}",
         )
 
 
-def _overrule(problem: Problem) -> str:
-    return "--follow-links" if problem.kind == "outside-root" else f"--allow {problem.kind}"
+def _overrule(fatal: Iterable[Problem]) -> str:
+    """How to allow these, as options of the verbs that have them and as part of the address for all others."""
+    kinds = [problem.kind for problem in fatal]
+    allowed = [kind for kind in kinds if kind != "outside-root"]
+    options = [f"--allow {kind}" for kind in allowed] + ["--follow-links"] * ("outside-root" in kinds)
+    query = [f"allow={','.join(allowed)}"] * bool(allowed) + ["follow-links=yes"] * ("outside-root" in kinds)
+    return f"{' '.join(options)}, or in the address: ?{'&'.join(query)}"

@@ -351,17 +351,26 @@ def find_reader(where: str, options: Options) -> tuple[Reader, Options]:
     return stored(LocalFiles(), os.path.expanduser(address.removeprefix("file://")), address, options), options
 
 
+_QUERY = re.compile(r"(.*?)\?([\w-]+=[^&?]*(?:&[\w-]+=[^&?]*)*)", re.DOTALL)  # a lone ? is part of a pattern
+
+
 def _query(where: str, options: Options) -> tuple[str, Options]:
-    """Split 'address?label=x&image=y' unless a file really has that name."""
-    address, mark, query = where.partition("?")
-    if not mark or os.path.exists(where):
+    """Split 'address?label=x&allow=empty-class' unless a file really has that name."""
+    found = _QUERY.fullmatch(where)
+    if not found or os.path.exists(where):
         return where, options
-    known = {"label": "label", "image": "image", "order": "order"}
-    values: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    values: dict[str, Any] = dict(parse_qsl(found[2], keep_blank_values=True))
+    known = ("label", "image", "order", "allow", "follow-links")
     for key in values:
         if key not in known:
             raise UsageError(f"{where}: unknown option {key!r}{nearest(key, known)}.")
-    return address, dataclasses.replace(options, **values)
+    if "allow" in values:
+        values["allow"] = options.allow | check_allow(values["allow"].split(","))
+    if "follow-links" in values:
+        values["follow_links"] = values.pop("follow-links").lower() in ("1", "yes", "true", "on", "")
+    if values.get("order", "official") != "official":
+        raise UsageError(f"{where}: the only order that can be vouched for is 'official'.")
+    return found[1], dataclasses.replace(options, **values)
 
 
 def stored(files: Any, path: str, name: str, options: Options) -> Reader:
