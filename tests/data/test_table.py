@@ -67,6 +67,16 @@ def test_one_table_a_split_and_a_table_in_a_folder(images):
     assert open_source(images).id(0) == "cat/1.png"
 
 
+def test_a_table_inside_each_split(images):
+    folder(images / "hf", splits=("train", "validation"))
+    for split in ("train", "validation"):
+        (images / "hf" / split / "metadata.csv").write_text("file_name,label\ncat/0.png,x\ndog/1.png,y\n")
+    assert list_splits(images / "hf") == ("train", "val")
+    source = open_source(images / "hf", "val")
+    assert source.classes == ("x", "y") and source.read(1).id == "validation/dog/1.png"
+    assert source.read(1).data == (images / "hf" / "validation" / "dog" / "1.png").read_bytes()
+
+
 def test_names_beside_the_table_number_the_labels(images):
     (images / "t.csv").write_text("path,label\ncat/0.png,1\ndog/0.png,0\n")
     (images / "classes.txt").write_text("dog\ncat\n")

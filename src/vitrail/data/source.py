@@ -441,4 +441,7 @@ def _kind(files: Any, path: str, name: str) -> tuple[str, list[str]]:
         tables = [stem + end for end in TABLE_ENDINGS if stem + end in names]
     else:  # train.csv, val.csv: one table a split
         tables = [one for one in names if one.lower().endswith(TABLE_ENDINGS) and split_role(os.path.splitext(one)[0])]
+    if not tables:  # train/metadata.csv, val/metadata.csv
+        inside = (f"{folder}/metadata{end}" for folder in files.folders(path) if split_role(folder) for end in TABLE_ENDINGS)
+        tables = [one for one in inside if files.exists(f"{path.rstrip('/')}/{one}")]
     return ("table", [f"{path.rstrip('/')}/{one}" for one in tables]) if tables else ("folder", [])

@@ -4,8 +4,8 @@
     {"file_name": "1.jpg", "labels": ["cat", "outdoor"]}
 
 Columns are known by their usual names, or by `?image=COLUMN&label=COLUMN`. Paths are relative
-to the table. Files named train.csv, val.csv, test.csv in one folder are the splits of one
-data set. UTF-8 with or without a byte order mark, any line ends, quotes as in RFC 4180.
+to the table. Files named train.csv, val.csv, test.csv in one folder, or train/metadata.csv,
+val/metadata.csv below it, are the splits of one data set. UTF-8 with or without a byte order mark, any line ends, quotes as in RFC 4180.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import os
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ class Table:
 
     def __init__(self, files: Any, paths: Sequence[str], name: str, options: Options) -> None:
         self.files, self.paths, self.name, self.options = files, list(paths), name, options
-        self.folder = os.path.dirname(self.paths[0])
+        self.folder = posixpath.commonpath([posixpath.dirname(path) for path in self.paths])
         self._read: Rows | None = None
 
     def splits(self) -> tuple[str, ...]:
@@ -106,8 +107,14 @@ class Table:
         if self._read is None:
             self._read = Rows()
             for path in self.paths:
-                own = os.path.splitext(os.path.basename(path))[0]
+                place, base = posixpath.split(path)
+                own = posixpath.splitext(base)[0]
+                own = own if role(own) or place == self.folder else posixpath.basename(place)  # train/metadata.csv
+                start = len(self._read.paths)
                 _read_table(self.files.read(path), path, own if len(self.paths) > 1 else "", self.options, self._read)
+                inside = place[len(self.folder) :].strip("/")
+                for i in range(start, len(self._read.paths) if inside else 0):
+                    self._read.paths[i] = posixpath.join(inside, self._read.paths[i]) if self._read.paths[i] else ""
         return self._read
 
     def _on_disk(self, rows: Rows, here: set[int], problems: Problems) -> list[str | None]:
