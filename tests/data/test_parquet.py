@@ -67,6 +67,13 @@ def test_groups_kept_in_memory_are_bounded(two_files, monkeypatch):
     assert len(held) < 6
 
 
+def test_an_address_in_another_spelling_is_the_same_data(two_files, monkeypatch):
+    far = open_source(f"{two_files}/./data/", "train")
+    monkeypatch.chdir(two_files / "data")
+    near = open_source(".", "train")
+    assert near.id(0) == far.id(0) and near.fingerprint == far.fingerprint
+
+
 def test_one_file_and_a_pattern(two_files):
     assert len(open_source(two_files / "data" / "validation-00000-of-00001.parquet")) == 1
     assert len(open_source(f"{two_files}/data/train-{{00000..00001}}-of-00002.parquet", "train[:50%]")) == 10

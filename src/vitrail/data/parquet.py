@@ -253,7 +253,8 @@ class Parquet:
 
 
 def relative(paths: Sequence[str]) -> list[str]:
-    """Paths without the folders they share."""
+    """Paths without the folders they share, however the address was written."""
+    paths = [os.path.normpath(path) for path in paths]
     shared = os.path.commonpath([os.path.dirname(path) for path in paths]) if len(paths) > 1 else os.path.dirname(paths[0])
     return [path[len(shared) :].lstrip("/") if shared else path for path in paths]
 
