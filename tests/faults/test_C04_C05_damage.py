@@ -33,13 +33,10 @@ def test_C04_one_flipped_bit_anywhere_is_found_named_and_passed_over(store, name
     whole = path.read_bytes()
     for place in (0, len(whole) // 3, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
-        try:
+        if name == "MANIFEST.json" and whole[place : place + 1].isspace():
+            continue  # a flip in white space need not say anything else
+        with pytest.raises(Damaged, match=name.replace(".", r"\.")):
             verify(path.parent)
-        except Damaged as damage:
-            assert name in damage.message or "MANIFEST" in damage.message or name == "MANIFEST.json"
-        else:
-            assert name == "MANIFEST.json"  # a flip in its white space says nothing else
-            continue
         with pytest.warns(UserWarning, match="CHECKPOINT DAMAGED, falling back"):
             assert store.latest().step == 1
         with pytest.raises(Damaged):

@@ -14,11 +14,6 @@ def kill_at(tiny, out, point, count=1):
     assert done.code == KILLED, done.text
 
 
-def test_undisturbed_runs_are_the_same(tiny, tmp_path):
-    assert tiny.run(tmp_path / "run").code == 0
-    assert tiny.digest(tmp_path / "run") == tiny.digest(tiny.golden())
-
-
 @pytest.mark.parametrize("points", GROUPS, ids=lambda points: points[0])
 def test_kills_at_these_points_one_after_another_cost_nothing(tiny, tmp_path, points):
     out = tmp_path / "run"
