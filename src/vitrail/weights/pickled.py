@@ -29,6 +29,7 @@ __all__ = ["open_pickle"]
 _NESTS = ("model", "state_dict", "teacher", "model_state", "module", "net", "student", "model_ema", "state_dict_ema")
 _PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "encoder_q.")
 _MAX_PICKLE = 16 << 20
+_UNREADABLE: tuple[type[Exception], ...] = (*UNREADABLE, TypeError, AttributeError, AssertionError)
 
 _ALLOWED = {
     "collections OrderedDict",
@@ -142,7 +143,7 @@ def _load(path: Path, *, mapped: bool) -> Any:
     except pickle.UnpicklingError as error:
         lines = str(error).strip().splitlines() or ["damaged"]
         raise _refused(path, next((line for line in lines if "Unsupported" in line or "GLOBAL" in line), lines[0])) from None
-    except (*UNREADABLE, TypeError, AttributeError, AssertionError) as error:
+    except _UNREADABLE as error:
         raise _refused(path, f"not a readable PyTorch file ({(str(error).splitlines() or [repr(error)])[0]})") from None
 
 
