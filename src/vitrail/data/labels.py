@@ -56,7 +56,7 @@ def read_value(raw: Any, several: bool = False) -> Value:
         return tuple(v for v in (read_value(one, False) for one in text.split(mark)) if v is not None)
     if text.isascii() and text.isdigit() and (text == "0" or text[0] != "0"):
         return int(text)
-    return text or None
+    return None if not text or (text[0] == "-" and text[1:].isdigit()) else text  # -1: unlabelled, as everywhere
 
 
 def resolve(by_split: Mapping[str, Iterable[Value]], split: str, fixed: Sequence[str] | None, problems: Problems) -> tuple[str, ...]:
