@@ -109,7 +109,7 @@ def oriented(image, orientation, format="PNG"):
 
 
 def animation(format, frames=1000, size=16):
-    pictures = [Image.new("RGB", (size, size), (i % 250, 90, 250 - i % 250)) for i in range(frames)]
+    pictures = [Image.new("RGB", (size, size), (i * 37 % 256, 90, i * 91 % 256)) for i in range(frames)]
     buffer = io.BytesIO()
     pictures[0].save(buffer, format, save_all=True, append_images=pictures[1:], duration=20, loop=0)
     return buffer.getvalue()

@@ -40,8 +40,8 @@ def test_the_worker_goes_on(workers):
         files[at] = data
     source = open_source((files, np.zeros(100, int)))
     with TrainStream(source, TrainView(8), batch_size=50, seed=0, workers=workers) as stream:
-        first = stream._pipeline.pids
+        first = stream.worker_pids
         for _ in range(4):
             assert next(stream).valid.all()
-        assert not first or stream._pipeline.pids == first
+        assert not first or stream.worker_pids == first
         assert {e["reason"] for e in stream.quarantine} == {"empty", "unrecognised"}

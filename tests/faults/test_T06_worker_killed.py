@@ -42,7 +42,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(source, clean, kind):
         found = []
         for step in range(40):
             if step in (3, 11, 12, 25):
-                os.kill(stream._pipeline.pids[step % 2], kind)
+                os.kill(stream.worker_pids[step % 2], kind)
             found.append(next(stream).hash())
     assert found == clean
 
@@ -50,7 +50,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(source, clean, kind):
 def test_all_workers_killed_at_once_are_replaced(source, clean):
     with stream_of(source, 2) as stream:
         assert next(stream).hash() == clean[0]
-        for pid in stream._pipeline.pids:
+        for pid in stream.worker_pids:
             os.kill(pid, signal.SIGKILL)
         begin = time.monotonic()
         assert [next(stream).hash() for _ in range(8)] == clean[1:9]
@@ -61,7 +61,7 @@ def test_it_is_noticed_within_five_seconds(source, caplog):
     with stream_of(source, 1) as stream:
         next(stream)
         time.sleep(0.3)  # prefetched: the worker is idle
-        os.kill(stream._pipeline.pids[0], signal.SIGKILL)
+        os.kill(stream.worker_pids[0], signal.SIGKILL)
         begin = time.monotonic()
         while "a new one takes over" not in caplog.text and time.monotonic() - begin < 5:
             time.sleep(0.02)
@@ -84,7 +84,7 @@ def test_a_worker_without_memory_says_so():
 def test_closing_leaves_no_process_behind(source):
     stream = stream_of(source, 2)
     next(stream)
-    pids = stream._pipeline.pids
+    pids = stream.worker_pids
     threads = threading.active_count()
     stream.close()
     assert all(not os.path.exists(f"/proc/{pid}") or "Z" in open(f"/proc/{pid}/stat").read().split()[2] for pid in pids)
@@ -94,6 +94,6 @@ def test_closing_leaves_no_process_behind(source):
 def test_an_undisturbed_stream_starts_each_worker_once(source, clean, caplog):
     with stream_of(source, 2) as stream:
         next(stream)
-        pids = stream._pipeline.pids
+        pids = stream.worker_pids
         assert [next(stream).hash() for _ in range(20)] == clean[1:21]
-        assert stream._pipeline.pids == pids and "takes over" not in caplog.text
+        assert stream.worker_pids == pids and "takes over" not in caplog.text

@@ -35,7 +35,7 @@ def test_a_stopped_worker_is_replaced_and_nothing_changes(source, caplog):
         clean = [next(stream).hash() for _ in range(20)]
     with stream_of(source, 2, 4.0) as stream:
         found = [next(stream).hash()]
-        os.kill(stream._pipeline.pids[0], signal.SIGSTOP)
+        os.kill(stream.worker_pids[0], signal.SIGSTOP)
         begin = time.monotonic()
         found += [next(stream).hash() for _ in range(19)]
         assert time.monotonic() - begin < 15

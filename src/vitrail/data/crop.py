@@ -106,11 +106,10 @@ class TrainView:
         """(rows, columns, 3) uint8. The draws are the stream's first ones, whatever the image holds."""
         if self.dct_scale and isinstance(data, bytes):
             return self._scaled(data, stream, where)
-        image = decode.pixels(data, where=where)
         if self.crop in ("inception", "random_resized"):
-            top, left, height, width = self.sample_box(image.shape[0], image.shape[1], stream)
-            return self._resize(image[top : top + height, left : left + width], self.image_size)
-        return self._fixed(image, stream)
+            part = decode.pixels(data, crop=lambda height, width: self.sample_box(height, width, stream), where=where)
+            return self._resize(part, self.image_size)
+        return self._fixed(decode.pixels(data, where=where), stream)
 
     def sample_box(self, height: int, width: int, stream: Stream) -> tuple[int, int, int, int]:
         """inception, random_resized: (top, left, height, width) of the random box."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from vitrail.errors import DecodeError, ResourceError
 
 __all__ = ["FORMATS", "decode", "pixels", "probe", "to_rgb"]
 
+Crop = Callable[[int, int], tuple[int, int, int, int]]
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 256 << 20
 MAX_ASPECT = 200  # a 1x20000 strip would become gigabytes when its short side is resized to 256
@@ -61,6 +64,7 @@ def decode(
     max_bytes: int = MAX_BYTES,
     background: tuple[int, int, int] = (255, 255, 255),
     min_size: int | tuple[int, int] | None = None,
+    crop: Crop | None = None,
     where: str = "",
 ) -> np.ndarray:
     """One image file -> uint8 RGB (height, width, 3), upright, transparency laid over `background`.
@@ -68,6 +72,9 @@ def decode(
     `min_size` (one number, or (height, width)) allows JPEG's DCT-domain scaling by 1/2, 1/4
     or 1/8 while the result stays at least that large: several times faster on large photos,
     but not the same pixels, so it is for training only.
+
+    `crop` is given the upright (height, width) and answers with the (top, left, height, width)
+    that is wanted; rows of a JPEG below it are not decoded. The pixels are those of the whole.
     """
     if len(data) > max_bytes:
         raise DecodeError("too_many_bytes", f"{len(data):,} bytes, the limit is {max_bytes:,}", where=where)
@@ -75,12 +82,13 @@ def decode(
     _check_size(header, max_pixels, where)
     try:
         if header.format == "JPEG":
-            image = _jpeg(data, header, _min_size(min_size, header))
+            image = _jpeg(data, header, _min_size(min_size, header), crop)
         else:
             image = _pillow(data, header, background)
+            image = image if crop is None else _cropped(image, crop(*image.shape[:2]))
     except DecodeError as error:
         raise DecodeError(error.reason, error.detail, where=where, hint=error.hint) from None
-    except MemoryError:
+    except (MemoryError, ResourceError):
         raise
     except Exception as error:  # codecs raise whatever they like; it all means: no image here
         raise _translate(error, data, header, where) from None
@@ -90,8 +98,15 @@ def decode(
 def pixels(data: bytes | np.ndarray, **options: Any) -> np.ndarray:
     """What a Record holds -> RGB: bytes are decoded, arrays are taken as they are (grey is replicated)."""
     if isinstance(data, np.ndarray):
-        return to_rgb(data, background=options.get("background", (255, 255, 255)), where=options.get("where", ""))
+        image = to_rgb(data, background=options.get("background", (255, 255, 255)), where=options.get("where", ""))
+        crop = options.get("crop")
+        return image if crop is None else _cropped(image, crop(*image.shape[:2]))
     return decode(data, **options)
+
+
+def _cropped(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
+    top, left, height, width = box
+    return image[top : top + height, left : left + width]
 
 
 def to_rgb(image: np.ndarray, *, background: tuple[int, int, int] = (255, 255, 255), where: str = "") -> np.ndarray:
@@ -145,21 +160,53 @@ def _translate(error: Exception, data: bytes, header: Header, where: str) -> Dec
 # ---------------------------------------------------------------- JPEG
 
 
-def _jpeg(data: bytes, header: Header, min_size: tuple[int, int] | None) -> np.ndarray:
+def _jpeg(data: bytes, header: Header, min_size: tuple[int, int] | None, crop: Crop | None) -> np.ndarray:
     if data.rfind(b"\xff\xd9") < 0:
         raise DecodeError("truncated", "JPEG: no end of image")
-    if data.count(b"\xff\xda") > 256:
+    if header.scans and data.count(b"\xff\xda") > 256:
         raise DecodeError("corrupt", "JPEG: more than 256 scans")
     scale = _dct_scale(header, min_size)
+    box = None
+    if crop is not None and scale == 1:
+        turned = header.orientation >= 5
+        box = crop(*((header.width, header.height) if turned else (header.height, header.width)))
+    image = None
+    if box is not None and header.orientation == 1:
+        image = _top_rows(data, header, box[0] + box[2])
+    if image is None:
+        image = _upright(_jpeg_pixels(data, header, scale), header.orientation)
+    if crop is not None and box is None:
+        box = crop(*image.shape[:2])
+    return image if box is None else _cropped(image, box)
+
+
+def _jpeg_pixels(data: bytes, header: Header, scale: int) -> np.ndarray:
+    """As stored, at 1 / scale."""
     if header.channels == 4:
-        image = _cmyk(data, header, scale)
-    elif simplejpeg is not None:
-        image = simplejpeg.decode_jpeg(
-            data, "RGB", min_height=-(-header.height // scale), min_width=-(-header.width // scale)
-        )
-    else:
-        image = _array(_open_jpeg(data, header, scale, "RGB").convert("RGB"))
-    return _upright(image, header.orientation)
+        return _cmyk(data, header, scale)
+    if simplejpeg is None:
+        return _array(_open_jpeg(data, header, scale, "RGB").convert("RGB"))
+    size = {"min_height": -(-header.height // scale), "min_width": -(-header.width // scale)}
+    return simplejpeg.decode_jpeg(data, "RGB", **size)
+
+
+_REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-9]")
+
+
+def _top_rows(data: bytes, header: Header, rows: int) -> np.ndarray | None:
+    """The first rows of a JPEG of one scan, by a copy that says it is only so high: the decoder stops there and
+    then complains about the rest, after the pixels are in the buffer. None where that cannot be done, or where
+    it complains about anything else. One row more than wanted, because chroma is interpolated across rows."""
+    height = rows + 1
+    if simplejpeg is None or header.channels == 4 or header.scans or height > header.height - 16:
+        return None
+    shorter = data[: header.frame + 3] + height.to_bytes(2, "big") + data[header.frame + 5 :]
+    image = np.empty((height, header.width, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(shorter, "RGB", buffer=image.reshape(-1))
+    except ValueError as error:
+        return image if _REST.fullmatch(str(error)) else None
+    return None
 
 
 def _dct_scale(header: Header, min_size: tuple[int, int] | None) -> int:
@@ -237,10 +284,7 @@ def _lean_png(data: bytes) -> bytes:
 def _check_crc(data: bytes, chunks: list[tuple[bytes, int, int]]) -> None:
     view = memoryview(data)
     for name, at, length in chunks:
-        if (
-            name in _PNG_NEEDED
-            and zlib.crc32(view[at - 4 : at + length]) != struct.unpack_from(">I", data, at + length)[0]
-        ):
+        if name in _PNG_NEEDED and zlib.crc32(view[at - 4 : at + length]) != struct.unpack_from(">I", data, at + length)[0]:
             raise DecodeError("corrupt", f"PNG: checksum of {name.decode('ascii', 'replace')}")
 
 

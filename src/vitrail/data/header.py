@@ -65,6 +65,8 @@ class Header(NamedTuple):
     animated: bool = False
     channels: int = 0  # JPEG components; 0 where the decoder will tell
     adobe: bool = False  # a JPEG with Adobe's APP14: its CMYK is stored inverted
+    scans: bool = False  # a JPEG whose pixels may be spread over several scans
+    frame: int = 0  # where a JPEG's frame header begins, after its marker
 
 
 def read_header(data: bytes, where: str = "") -> Header:
@@ -89,9 +91,7 @@ def identify(data: bytes, where: str = "") -> str:
         return name
     refused = _refused(data)
     if refused:
-        raise DecodeError(
-            "format_refused", refused, where=where, hint=f"convert it to one of {', '.join(FORMATS)} or remove it"
-        )
+        raise DecodeError("format_refused", refused, where=where, hint=f"convert it to one of {', '.join(FORMATS)} or remove it")
     raise DecodeError("unrecognised", _guess(data), where=where)
 
 
@@ -194,7 +194,23 @@ def _jpeg_frame(data: bytes, at: int, orientation: int, adobe: bool) -> Header:
         raise DecodeError("format_refused", f"{precision}-bit JPEG")
     if channels not in (1, 3, 4):
         raise ValueError(f"{channels} components")
-    return Header("JPEG", width, height, orientation, channels=channels, adobe=adobe)
+    scans = _several_scans(data, at, channels)
+    return Header("JPEG", width, height, orientation, False, channels, adobe, scans, at)
+
+
+def _several_scans(data: bytes, frame: int, channels: int) -> bool:
+    """Whether there can be more scans than one: a progressive file, or a first scan without all components."""
+    if data[frame - 1] not in (0xC0, 0xC1):
+        return True
+    at = frame
+    for _ in range(64):  # tables lie between the frame header and the first scan
+        at += int.from_bytes(data[at : at + 2], "big")
+        if data[at : at + 2] == b"\xff\xda":
+            return data[at + 4 : at + 5] != bytes([channels])
+        if data[at : at + 1] != b"\xff":
+            break
+        at += 2
+    return True
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:

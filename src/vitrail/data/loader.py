@@ -57,6 +57,11 @@ class _Stream:
         return self._record.entries
 
     @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the decode workers, once they have started."""
+        return self._pipeline.pids
+
+    @property
     def quarantine_summary(self) -> str:
         return self._record.summary()
 

@@ -48,7 +48,10 @@ def resize(
         return image.astype(np.float32) if rounding == "keep" else np.ascontiguousarray(image)
     if filter in ("bilinear", "bicubic") and antialias and rounding == "round":
         return _resize_uint8(image, size, filter)
-    return to_uint8(resize_float(image, size, filter, antialias), rounding)
+    result = resize_float(image, size, filter, antialias)
+    if rounding == "truncate" and filter == "bilinear" and not antialias:
+        result += np.float32(1e-4)  # a flat area must not lose a level to a sum of weights just below 1
+    return to_uint8(result, rounding)
 
 
 def resize_float(image: np.ndarray, size: tuple[int, int], filter: str, antialias: bool = False) -> np.ndarray:
@@ -73,37 +76,19 @@ def to_uint8(image: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def _resize_uint8(image: np.ndarray, size: tuple[int, int], filter: str) -> np.ndarray:
-    """torch's fixed-point kernel on channels-last bytes."""
-    x = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None]
+    """torch's fixed-point kernel on channels-last bytes: it sees them as such, and answers in kind, only if
+    the batch dimension is there before the permutation."""
+    x = torch.from_numpy(np.ascontiguousarray(image))[None].permute(0, 3, 1, 2)
     y = F.interpolate(x, size=tuple(size), mode=filter, antialias=True, align_corners=False)
     return np.ascontiguousarray(y[0].permute(1, 2, 0).numpy())
 
 
 def _bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """TensorFlow's order of operations (left + (right - left) * t, then down), so that flat areas
-    stay exactly flat and truncation agrees."""
-    top, bottom, down = _half_pixel(image.shape[0], size[0])
-    left, right, across = _half_pixel(image.shape[1], size[1])
-    x = torch.from_numpy(np.ascontiguousarray(image))
-    wanted = torch.unique(torch.cat([top, bottom]))
-    if len(wanted) < image.shape[0]:  # shrinking: touch only the rows that are read
-        x = x[wanted]
-        top, bottom = torch.searchsorted(wanted, top), torch.searchsorted(wanted, bottom)
-    a, b = x[:, left].to(torch.float32), x[:, right].to(torch.float32)
-    x = torch.addcmul(a, b.sub_(a), across[None, :, None])
-    a, b = x[top], x[bottom]
-    return torch.addcmul(a, b.sub_(a), down[:, None, None]).numpy()
-
-
-@lru_cache(maxsize=512)
-def _half_pixel(source: int, target: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Indices of the two taps and the weight of the second, in float32 like TensorFlow."""
-    scale = np.float32(source) / np.float32(target)
-    at = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
-    floor = np.floor(at)
-    low = np.maximum(floor, 0).astype(np.int64)
-    high = np.minimum(np.ceil(at), source - 1).astype(np.int64)
-    return torch.from_numpy(low), torch.from_numpy(high), torch.from_numpy((at - floor).astype(np.float32))
+    """Half-pixel centres, two taps a side: torch's weights are TensorFlow's, its order of additions is not
+    (1e-4 of a level; `resize` allows for that before it truncates)."""
+    x = torch.from_numpy(np.ascontiguousarray(image))[None].permute(0, 3, 1, 2).to(torch.float32)
+    y = F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+    return y[0].permute(1, 2, 0).numpy()
 
 
 def _weigh(x: torch.Tensor, taps: tuple[torch.Tensor, torch.Tensor], dim: int) -> torch.Tensor:
