@@ -45,11 +45,11 @@ def drawn_for_timm(rng):
     patch = rng.choice([4, 8, 7, (8, 4)])
     rows, columns = (patch, patch) if isinstance(patch, int) else patch
     grid = (rng.randint(2, 5), rng.randint(2, 5)) if rng.random() < 0.5 else (rng.randint(2, 5),) * 2
-    args = dict(
-        img_size=(grid[0] * rows, grid[1] * columns), patch_size=patch, embed_dim=width, num_heads=heads, depth=rng.randint(1, 3),
-        mlp_ratio=rng.choice([1.5, 2, 3, 4]), num_classes=rng.choice([0, 5, 11]), in_chans=rng.choice([1, 3, 3, 4]),
-        qkv_bias=rng.random() < 0.7, init_values=rng.choice([None, 1e-4, 0.5]), qk_norm=rng.random() < 0.3,
-    )  # fmt: skip
+    args = {
+        "img_size": (grid[0] * rows, grid[1] * columns), "patch_size": patch, "embed_dim": width, "num_heads": heads, "depth": rng.randint(1, 3),
+        "mlp_ratio": rng.choice([1.5, 2, 3, 4]), "num_classes": rng.choice([0, 5, 11]), "in_chans": rng.choice([1, 3, 3, 4]),
+        "qkv_bias": rng.random() < 0.7, "init_values": rng.choice([None, 1e-4, 0.5]), "qk_norm": rng.random() < 0.3,
+    }  # fmt: skip
     if kind == "bit":
         return "resnetv2_50x1_bit", {"num_classes": rng.choice([0, 7]), "in_chans": rng.choice([1, 3])}
     if kind == "hybrid":
@@ -59,11 +59,11 @@ def drawn_for_timm(rng):
         return entry, args
     if kind == "distilled":
         return "deit_base_distilled_patch16_224", args
-    args |= dict(
-        class_token=rng.random() < 0.7, reg_tokens=rng.choice([0, 0, 1, 4]), no_embed_class=rng.random() < 0.5, proj_bias=rng.random() < 0.8,
-        global_pool=rng.choice(["token", "avg", "map", ""]), pos_embed=rng.choice(["learn", "learn", "learn", "none"]),
-        pool_include_prefix=rng.random() < 0.2, final_norm=rng.random() < 0.9, pre_norm=rng.random() < 0.2,
-    )  # fmt: skip
+    args |= {
+        "class_token": rng.random() < 0.7, "reg_tokens": rng.choice([0, 0, 1, 4]), "no_embed_class": rng.random() < 0.5, "proj_bias": rng.random() < 0.8,
+        "global_pool": rng.choice(["token", "avg", "map", ""]), "pos_embed": rng.choice(["learn", "learn", "learn", "none"]),
+        "pool_include_prefix": rng.random() < 0.2, "final_norm": rng.random() < 0.9, "pre_norm": rng.random() < 0.2,
+    }  # fmt: skip
     if kind == "swiglu" and args["global_pool"] == "map":
         args["global_pool"] = "avg"  # timm's pooling MLP would be twice as wide as those of the blocks
     if args["global_pool"] == "token":

@@ -127,19 +127,6 @@ def unit_scales(config: ViTConfig, state: State) -> Folded:
     return config.replace(layer_scale=1.0), {**state, **ones}, ("a LayerScale of ones",)
 
 
-def widened_head(config: ViTConfig, state: State) -> Folded:
-    """A head that reads the class token -> one that reads class token and mean, the latter with zeros."""
-    if config.pool != "token" or not config.classes:
-        return config, state, ()
-    weight = state["head.weight"]
-    changed = config.replace(pool="token+gap")
-    return (
-        changed,
-        {**state, "head.weight": torch.cat([weight, torch.zeros_like(weight)], dim=1)},
-        ("zeros in the head for the mean of the patches",),
-    )
-
-
 def dense_biases(config: ViTConfig, state: State) -> Folded:
     """Dense layers without bias in the blocks -> with biases of zeros."""
     if config.dense_bias:

@@ -73,6 +73,7 @@ REGISTERS = Family(
 )
 FAMILIES = {family.model_type: family for family in (VIT, MSN, MAE, IJEPA, DEIT, DINOV2, REGISTERS)}
 PREFIX = re.compile(r"^(vit|deit|ijepa|dinov2|dinov2_with_registers)\.")
+BODY = re.compile(r"^(embeddings|encoder|layers|layernorm|pooler)\.")  # without a prefix
 HEADS = ("classifier.weight", "cls_classifier.weight")
 
 
@@ -160,10 +161,15 @@ class HuggingFace(Format):
     styles = ("hub", "new")
 
     def view(self, archive: Archive) -> Archive:
-        """With a head, the family's prefix stays; without one there is none (MAE keeps it in its files)."""
-        if any(name in archive.entries for name in HEADS):
-            return archive
-        return renamed(archive, lambda name: PREFIX.sub("", name))
+        """With a head, the family's prefix stands before all names but the head's; without one before none.
+
+        Files differ: MAE keeps the prefix without a head, and some releases of transformers save MSN with a
+        prefix before half of the names.
+        """
+        if not any(name in archive.entries for name in HEADS):
+            return renamed(archive, lambda name: PREFIX.sub("", name))
+        prefix = next((match[0] for name in archive.entries if (match := PREFIX.match(name))), "")
+        return renamed(archive, lambda name: prefix + name if BODY.match(name) else name)
 
     def style_of(self, view: Archive) -> str:
         return "new" if any(name.endswith(".attention.q_proj.weight") for name in view.entries) else "hub"
@@ -301,7 +307,7 @@ class HuggingFace(Format):
     def fold(self, config: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor], tuple[str, ...]]:
         steps: list[folds.Fold] = [folds.position_table, folds.zero_positions]
         if family_of(config).dino:
-            steps += [folds.register_positions, folds.class_rows, folds.unit_scales, folds.widened_head]
+            steps += [folds.register_positions, folds.class_rows, folds.unit_scales]
         else:
             steps += [folds.position_rows]
         return folds.chain(config, state, *steps, folds.patch_bias, folds.dense_biases, folds.head_bias)
@@ -326,7 +332,7 @@ def reasons(config: Any) -> list[str]:
         (config.position == "relative" or config.position_at != "stem", f"{name} adds learned positions at the stem, nothing else"),
         (config.norm_pre or config.qk_norm or config.fc_norm, f"{name} has no norm before the blocks, on q and k, or after pooling"),
         (not config.final_norm, f"{name} has a norm after the blocks"),
-        (config.representation is not None and (config.classes > 0 or family is not VIT), f"{name} has a tanh layer only without a head"),
+        (config.representation is not None and (config.classes > 0 or family.dino), f"{name} has a tanh layer only without a head"),
         (config.pool in ("map", "unpooled"), f"{name} has no pooling of the kind {config.pool!r}"),
         (config.mlp == "plain" and config.activation not in ACTIVATIONS.values(), f"{name} has no activation {config.activation!r}"),
     ]  # fmt: skip
@@ -350,7 +356,7 @@ def plain_checks(config: ViTConfig, family: Family) -> list[tuple[bool, str]]:
 def dino_checks(config: ViTConfig, name: str) -> list[tuple[bool, str]]:
     return [
         (not config.class_token, f"{name} has a class token"),
-        (config.classes > 0 and config.pool not in ("token", "token+gap"), f"{name}'s head reads the class token and the mean"),
+        (config.classes > 0 and config.pool != "token+gap", f"{name}'s head reads the class token and the mean"),
         (config.classes == 0 and config.pool != "token", f"{name} without a head gives the class token"),
         (config.grid[0] != config.grid[1], f"{name} takes its positions for a square grid, not {config.grid[0]} x {config.grid[1]}"),
         (mlp_ratio(config) is None, f"{name} has an MLP of a whole multiple of the width (gated: 2/3 of one), not {config.mlp_width}"),
@@ -416,12 +422,12 @@ def view_of(config: Any, processor: Mapping[str, Any], model_type: str = "vit") 
 
     size = config.image_size
     if not processor:
+        usual = config.channels == 3 and model_type in ("deit", "vit_mae", "vit_msn")
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if usual else ((0.5,), (0.5,))
         if model_type == "deit":
-            return Preprocess(size, "bit", _scaled(256, 224, size), "bicubic", True, IMAGENET_MEAN, IMAGENET_STD, "round", config.channels)
+            return Preprocess(size, "bit", _scaled(256, 224, size), "bicubic", True, mean, std, "round", config.channels)
         if model_type.startswith("dinov2") and config.channels == 3:
             return preset("dinov2", size)
-        imagenet = model_type in ("vit_mae", "vit_msn") and config.channels == 3
-        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if imagenet else ((0.5,), (0.5,))
         return Preprocess(size, "squash", None, "bilinear", True, mean, std, "round", config.channels)
     fit = lambda values: values if len(values) in (1, config.channels) else (sum(values) / len(values),)
     scale = 255 * (said.number(processor, "rescale_factor") or 1 / 255) if said.flag(processor, "do_rescale") is not False else 255.0

@@ -119,7 +119,7 @@ class TorchVision(Format):
             (config.pool != "token", f"torchvision's ViT reads the class token, not {config.pool!r}"),
             (config.registers > 0 or config.distilled, "torchvision's ViT has one token before the patches, the class token"),
             (config.position == "relative" or config.position_at != "stem", "torchvision's ViT has learned positions at the stem"),
-            (config.norm_pre or config.qk_norm or config.fc_norm or not config.final_norm, "torchvision's ViT has one norm outside the blocks"),
+            (config.norm_pre or config.qk_norm or config.fc_norm or not config.final_norm, "torchvision has one norm after the blocks"),
             (config.layer_scale is not None or config.mlp != "plain", "torchvision's ViT has neither LayerScale nor SwiGLU"),
         ]  # fmt: skip
         return [reason for wrong, reason in checks if wrong]
