@@ -6,6 +6,8 @@
     open_source("shards/train-{000..127}.tar")     tar shards as webdataset writes them
     open_source("hf://datasets/owner/name", …)     the hub
     open_source("s3://bucket/data", …)             object stores, through fsspec
+    open_source("tfds:data/cifar10/3.0.2", …)      a folder that TFDS prepared, without TensorFlow
+    open_source("vtab:cifar100", split="train800") the 19 tasks of VTAB-1k
     open_source("builtin:fashion", split="test")   packaged with Vitrail
     open_source((images, labels))                  arrays
 
@@ -336,7 +338,15 @@ def find_reader(where: str, options: Options) -> tuple[Reader, Options]:
         from vitrail.data.builtin import Builtin
 
         return Builtin(where), options
+    if where.startswith("vtab:"):
+        from vitrail.data.vtab import Vtab
+
+        return Vtab(where), options
     address, options = _query(where, options)
+    if address.startswith("tfds:"):
+        from vitrail.data.tfrecord import Tfds
+
+        return Tfds(address, options), options
     if address.startswith(("hf://", "https://huggingface.co/datasets/")):
         from vitrail.data.hub import open_hub
 
