@@ -238,6 +238,21 @@ def test_a_pooling_the_file_has_no_weights_for_is_refused_with_their_names():
         vitrail.load_model(G01, pool="map")
 
 
+def test_the_guide_names_every_argument_and_every_format():
+    import inspect
+
+    from vitrail.weights.format import formats
+
+    text = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    missing = [name for name in list(inspect.signature(vitrail.load_model).parameters)[1:] if f"{name}=" not in text]
+    assert not missing
+    assert not [
+        form.name
+        for form in formats()
+        if form.name in ("npz", "big_vision", "bit", "bit_paper", "bit_v1", "timm", "hf", "torchvision") and f"`{form.name}`" not in text
+    ]
+
+
 # ---- what it costs ----
 
 

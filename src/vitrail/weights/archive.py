@@ -55,19 +55,33 @@ class Archive:
         return {name: entry.shape for name, entry in self.entries.items()}
 
 
+CGROUP = Path("/sys/fs/cgroup")
+
+
 def available_memory() -> int:
-    """Bytes that can be allocated now without swapping (Linux; elsewhere half the physical memory)."""
+    """Bytes that can be allocated now without swapping, in this container (Linux; elsewhere half the physical memory)."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(int(line.split()[1]) * 1024, _left_in_container())
     except OSError:
         pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError, AttributeError):
         return 8 << 30
+
+
+def _left_in_container() -> int:
+    """What a container's limit leaves (cgroup v2); cached files in it can be dropped, so they do not count as used."""
+    try:
+        limit = int((CGROUP / "memory.max").read_text())  # "max" is no number: no limit
+        used = int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(stat["file"]))
+    except (OSError, ValueError, KeyError):
+        return 1 << 62
 
 
 def check_total(path: Path, sizes: Iterable[int], limit: int | None) -> None:
