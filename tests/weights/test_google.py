@@ -304,3 +304,36 @@ def test_the_name_table_writes_what_it_reads(name, style, tmp_path):
         read, wrote = plan.archive, open_npz(out)
         assert set(read.entries) == set(wrote.entries)
         assert all(torch.equal(read.read(n), wrote.read(n)) for n in read.entries)
+
+
+@pytest.mark.parametrize(("name", "options", "arrays"), [("B/16", {}, 200), ("B/16", {"representation": 768}, 202), ("L/16", {}, 392)])
+def test_real_models_have_as_many_arrays_as_googles_files(name, options, arrays):
+    from vitrail.model.variants import create_model
+    from vitrail.weights.format import format_named
+    from vitrail.weights.rules import their_tensors
+
+    model = create_model(name, init=False, **options)
+    shapes = {n: tuple(t.shape) for n, t in their_tensors(format_named("npz").rules(model.config), dict(model.named_parameters())).items()}
+    assert len(shapes) == arrays
+    if name == "B/16":
+        assert shapes["Transformer/encoderblock_11/MultiHeadDotProductAttention_0/query/kernel"] == (768, 12, 64)
+        assert shapes["Transformer/posembed_input/pos_embedding"] == (1, 197, 768)
+
+
+def test_real_hybrids_and_resnets_are_named_unit_by_unit():
+    from vitrail.model.variants import create_model
+    from vitrail.weights.format import format_named
+    from vitrail.weights.rules import their_tensors
+
+    def names(form, model):
+        return {n: tuple(t.shape) for n, t in their_tensors(format_named(form).rules(model.config), dict(model.named_parameters())).items()}
+
+    hybrid = names("npz", create_model("R50+ViT-B/16", init=False))
+    assert hybrid["embedding/kernel"] == (1, 1, 1024, 768) and hybrid["block3/unit9/conv3/kernel"] == (1, 1, 256, 1024)
+    bit = names("bit", create_model("R152x2", init=False))
+    assert bit["resnet/block3/unit36/c/standardized_conv2d/kernel"] == (1, 1, 512, 2048)
+    assert bit["resnet/head/conv2d/kernel"] == (1, 1, 4096, 1000)
+    assert (
+        "resnet/block2/unit01/a/proj/standardized_conv2d/kernel" in bit
+        and "resnet/block2/unit02/a/proj/standardized_conv2d/kernel" not in bit
+    )
