@@ -131,7 +131,7 @@ def erase(images: Tensor, probability: float, seed: int, positions: np.ndarray, 
     chosen = images.index_select(0, where)
     keys = draws.sample_keys(draws.key(seed, "erase noise"), _to(images.device, positions[rows].astype(np.int64)))
     u = draws.uniform(keys, chosen[0].numel()).view_as(chosen)
-    centre, spread = (torch.tensor(v, device=images.device).view(-1, 1, 1) * 255 for v in (mean, std))
+    centre, spread = (_to(images.device, np.array(v, np.float32)).view(-1, 1, 1) * 255 for v in (mean, std))
     noise = torch.erfinv(2 * u - 1 + 2.0**-24) * math.sqrt(2) * spread + centre
     images.index_copy_(0, where, torch.where(_inside(boxes[rows], chosen), noise.to(images.dtype), chosen))
     return images

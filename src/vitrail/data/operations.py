@@ -92,6 +92,10 @@ def _to(device: torch.device, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
 
+def _colour(fill: tuple[int, int, int], images: Tensor) -> Tensor:
+    return _to(images.device, np.array(fill, np.uint8)).view(1, 3, 1, 1)
+
+
 def _column(values: np.ndarray, images: Tensor) -> Tensor:
     return _to(images.device, values.astype(np.float32)).view(-1, 1, 1, 1)
 
@@ -256,7 +260,7 @@ def _affine(images: Tensor, matrices: np.ndarray, flavour: Flavour, fill: tuple[
     x = torch.arange(width, dtype=torch.float32, device=images.device)[None, None, :]
     y = torch.arange(height, dtype=torch.float32, device=images.device)[None, :, None]
     across, down = m[:, 0] * x + m[:, 1] * y + m[:, 2], m[:, 3] * x + m[:, 4] * y + m[:, 5]
-    colour = torch.tensor(fill, dtype=torch.uint8, device=images.device).view(1, 3, 1, 1)
+    colour = _colour(fill, images)
     if flavour == "tf":
         across, down = _round(across), _round(down)
         inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
@@ -310,7 +314,7 @@ def _cutout(images: Tensor, steps: Steps, fill: tuple[int, int, int]) -> Tensor:
     y, x = torch.arange(height, device=images.device)[None], torch.arange(width, device=images.device)[None]
     rows = (y >= centre[:, :1] - half) & (y < centre[:, :1] + half)
     columns = (x >= centre[:, 1:] - half) & (x < centre[:, 1:] + half)
-    colour = torch.tensor(fill, dtype=torch.uint8, device=images.device).view(1, 3, 1, 1)
+    colour = _colour(fill, images)
     return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colour, images)
 
 

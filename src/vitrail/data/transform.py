@@ -167,9 +167,11 @@ class Preprocess:
     def normalise(self, images: Tensor) -> Tensor:
         """(N, C, H, W) or (C, H, W), uint8 or float in 0..255 -> float32 (or its own float type), the model's range."""
         images = images if images.is_floating_point() else images.to(torch.float32)
-        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-        return (images - 255 * mean) / (255 * std)
+        if len({*self.mean}) == len({*self.std}) == 1:
+            return (images - 255 * self.mean[0]) / (255 * self.std[0])
+        # made on the host and sent without waiting: `torch.tensor(…, device=…)` would stop for the device
+        mean, std = (torch.tensor(v, dtype=images.dtype).to(images.device, non_blocking=True) for v in (self.mean, self.std))
+        return (images - 255 * mean.view(-1, 1, 1)) / (255 * std.view(-1, 1, 1))
 
     def __call__(self, image: Any) -> Tensor:
         """A path, the bytes of a file, a uint8 array (H, W[, C]) or a Pillow image -> (C, rows, columns)."""
