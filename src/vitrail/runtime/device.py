@@ -64,6 +64,11 @@ class Precision:
         half = PRECISIONS[self.name]
         return torch.autocast(device.type, dtype=half) if half is not None else contextlib.nullcontext()
 
+    @staticmethod
+    def full(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Inside, nothing is rounded to half precision, whatever surrounds it."""
+        return torch.autocast(device.type, enabled=False)
+
     def prepare(self) -> None:
         """Matrix products of fp32 tensors: TF32 for everything but strict fp32 and fp64."""
         torch.backends.cuda.matmul.allow_tf32 = self.name not in ("fp32", "fp64")

@@ -104,6 +104,7 @@ class Mae(Objective):
             patches = self.model.embed_patches(self.normalise(images))
             tokens = self.model.encode(self.model.assemble(patches, keep=keep, key=key), key)
             decoded = self.decoder(tokens, keep)
-        said = self.decoder.pixels(decoded.to(self.precision.weights))
+        with self.precision.full(images.device):
+            said = self.decoder.pixels(decoded.to(self.precision.weights))
         hidden = torch.ones(target.shape[:2], dtype=said.dtype, device=said.device).scatter(1, keep, 0.0)
         return ((said - target).square().mean(-1) * hidden).sum(1) / hidden.sum(1)

@@ -87,7 +87,8 @@ class MaskedPatches(Objective):
             changed = torch.where((kind < FOREIGN)[:, :, None], changed, patches)
             patches = torch.where(corrupted[:, :, None], changed, patches)
             tokens = self.model.encode(self.model.assemble(patches, key=key), key)
-        said = self.predict_patch(tokens[:, self.prefix :].to(self.precision.weights))
+        with self.precision.full(images.device):
+            said = self.predict_patch(tokens[:, self.prefix :].to(self.precision.weights))
         wrong = self.patch_losses(said, target)
         return (wrong * corrupted).sum(1) / (self.spec.mask_rate * self.patches if not self.spec.mask_exact else corrupted.sum(1))
 

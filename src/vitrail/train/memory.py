@@ -1,4 +1,4 @@
-"""How many images fit on a device at once, without changing what a step computes."""
+"""How many images go through a device at once, without changing what a step computes."""
 
 from __future__ import annotations
 
@@ -9,34 +9,44 @@ import torch
 
 from vitrail.config import Recipe
 from vitrail.errors import UsageError
+from vitrail.runtime.device import Precision
 
 __all__ = ["activation_bytes", "first_micro_batch"]
 
-CPU_SHARE = 0.25  # of the free memory that activations may take
+CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of the free memory that activations may take
 
 
-def first_micro_batch(recipe: Recipe, config: Any, share: int, device: torch.device) -> int:
-    """The size to begin with: as asked, else the whole share, or on a CPU what memory clearly allows.
+def first_micro_batch(recipe: Recipe, config: Any, share: int, device: torch.device, precision: Precision) -> int:
+    """The size to begin with: as asked, else the largest part of the share that an estimate allows.
 
-    A GPU that runs out of memory says so, and the step halves what it takes; a CPU is killed.
+    A GPU that runs out of memory all the same says so, and the step halves what it takes; a CPU's process is killed.
     """
     asked = recipe.train.micro_batch_size
     if asked is not None:
         if asked < 1:
             raise UsageError(f"train.micro_batch_size must be at least 1, not {asked}.")
         return largest_divisor(share, min(asked, share))
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         return share
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return largest_divisor(share, max(1, min(share, int(CPU_SHARE * free / activation_bytes(config)))))
+    held = activation_bytes(config, precision, flash=device.type == "cuda", recompute=recipe.train.checkpoint_blocks)
+    return largest_divisor(share, max(1, min(share, int(free_bytes(device) / held))))
 
 
-def activation_bytes(config: Any) -> int:
-    """Of one image in training, in float32, roughly: what each layer keeps for the backward pass."""
+def free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+    return CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False) -> int:
+    """What the backward pass needs of one image, roughly: every layer's inputs (recomputed blocks keep only their own)."""
+    size = 8 if precision.name == "fp64" else 2 if precision.name in ("bf16", "fp16") else 4
     if hasattr(config, "depth"):
-        return int(4 * config.depth * config.tokens * (10 * config.width + 2 * config.mlp_width + config.heads * config.tokens))
+        layer = 14 * config.width + 3 * config.mlp_width + (0 if flash else config.heads * config.tokens)
+        kept = config.depth * config.width + layer if recompute else config.depth * layer
+        return int(size * config.tokens * kept)
     rows, columns = config.image_size
-    return int(4 * rows * columns * config.width * 3 * sum(config.layers) / 4)
+    return int(size * rows * columns * config.width * 3 * sum(config.layers) / 4)
 
 
 def largest_divisor(number: int, most: int) -> int:

@@ -139,13 +139,15 @@ class Supervised(Objective):
             return (first + second) / 2
         with self.precision.autocast(images.device):
             features = self.model.features(images, key)
-        return self.model.head(features.to(self.precision.weights))
+        with self.precision.full(images.device):
+            return self.model.head(features.to(self.precision.weights))
 
     def two_heads(self, images: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Logits of the class head and of the distillation head."""
         with self.precision.autocast(images.device):
             tokens = self.model.tokens(images, key)
-        return self.model.two_heads(tokens.to(self.precision.weights))
+        with self.precision.full(images.device):
+            return self.model.two_heads(tokens.to(self.precision.weights))
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self.spec.binarise:

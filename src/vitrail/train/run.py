@@ -100,7 +100,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     ema = Ema(model, recipe.ema) if recipe.ema.decay is not None else None
     scale = LossScale(device, on=precision.scaled)
     group, share = mix_group(recipe), recipe.train.batch_size // distributed.world()
-    micro = first_micro_batch(recipe, config, share, device)
+    micro = first_micro_batch(recipe, config, share, device, precision)
     step = TrainStep(
         objective,
         optimizer,
