@@ -90,7 +90,8 @@ class LearnedPosition2d(Position):
 
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
-        self.rows = _like(self.rows, resample_grid(self.rows, (self.grid[0], 1), (grid[0], 1), self.resample))
+        # both as one row: torch's antialiased kernel is wrong on images one pixel wide (2.13)
+        self.rows = _like(self.rows, resample_grid(self.rows, (1, self.grid[0]), (1, grid[0]), self.resample))
         self.columns = _like(self.columns, resample_grid(self.columns, (1, self.grid[1]), (1, grid[1]), self.resample))
         self.grid = grid
 

@@ -175,7 +175,7 @@ def trace(predictor: Predictor, *, dynamic: bool, preprocess: bool) -> torch.exp
     if preprocess:
         graph: nn.Module = WithPreprocess(plain, predictor.preprocess)
         example = torch.zeros(3, 61, 83, 3, dtype=torch.uint8)
-        shapes: dict[int, Any] = {0: batch, 1: Dim("height", min=2, max=1 << 15), 2: Dim("width", min=2, max=1 << 15)}
+        shapes: dict[int, Any] = {0: batch, 1: Dim("height", min=4, max=1 << 15), 2: Dim("width", min=4, max=1 << 15)}
         return _traced(graph.eval(), example, shapes)
     config: Any = plain.config
     size = tuple(config.image_size)

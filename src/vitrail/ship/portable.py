@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitrail.data.transform import Preprocess
 from vitrail.errors import UsageError
-from vitrail.model.config import ResNetConfig
+from vitrail.model.config import AxialConfig, ResNetConfig
 from vitrail.model.position import LearnedPosition, LearnedPosition2d, SincosPosition
 from vitrail.model.resnet import Root, StdConv
 
@@ -47,10 +47,9 @@ def taps(old: Any, new: Any, filter: str, *, aligned: bool = False, antialias: b
         weight = _kernel((index - at) / (inputs / outputs).clamp(min=1), filter, a)
         return weight / weight.sum(1, keepdim=True)
     reach = 1 if filter == "bilinear" else 2  # taps that may lie outside, on each side
-    index = torch.arange(-reach, old + reach, device=like.device, dtype=torch.float32)[None]
-    weight = _kernel(index - at, filter, a)
-    first, last = weight[:, : reach + 1].sum(1, keepdim=True), weight[:, -reach - 1 :].sum(1, keepdim=True)
-    return torch.cat([first, weight[:, reach + 1 : -reach - 1], last], dim=1)
+    part = lambda start, stop: _kernel(torch.arange(start, stop, device=like.device, dtype=torch.float32)[None] - at, filter, a)
+    first, last = part(-reach, 1).sum(1, keepdim=True), part(old - 1, old + reach).sum(1, keepdim=True)
+    return torch.cat([first, part(1, old - 1), last], dim=1)
 
 
 def length(count: Any, like: Tensor) -> Tensor:
@@ -136,6 +135,8 @@ def any_size_reason(model: nn.Module) -> str | None:
     config: Any = model.config
     if isinstance(config, ResNetConfig):
         return None if config.padding == "fixed" else "its padding depends on whether a size is odd"
+    if isinstance(config, AxialConfig):
+        return "its axial attention is made for one grid"
     if config.position == "relative":
         return "its relative positions are a table of the sequence's length"
     if config.position_resample not in RESAMPLING and config.position.startswith("learned"):
