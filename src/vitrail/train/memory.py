@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from vitrail.config import Recipe
 from vitrail.errors import UsageError
 from vitrail.runtime.device import Precision
+from vitrail.weights.archive import available_memory
 
 __all__ = ["activation_bytes", "first_micro_batch"]
 
@@ -35,7 +35,7 @@ def first_micro_batch(recipe: Recipe, config: Any, share: int, device: torch.dev
 def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-    return CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return CPU_SHARE * available_memory()
 
 
 def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False) -> int:
