@@ -55,9 +55,7 @@ def wilson(hits: int, n: int, confidence: float = 0.95) -> Interval:
     return Interval(p, low, high, confidence, "wilson")
 
 
-def bootstrap(
-    statistic: Callable[[np.ndarray], float], n: int, *, draws: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> Interval:
+def bootstrap(statistic: Callable[[np.ndarray], float], n: int, *, draws: int = 1000, seed: int = 0, confidence: float = 0.95) -> Interval:
     """Percentile bootstrap: `statistic(rows)` of n images drawn with replacement, `draws` times.
 
     `statistic` takes the chosen row numbers, so it may weigh, pair or group rows as it likes.

@@ -34,9 +34,7 @@ class Counts:
     bins: np.ndarray  # (BINS, 3) float64: images, sum of confidence, sum of correct
 
     @classmethod
-    def of(
-        cls, labels: np.ndarray, guesses: np.ndarray, confidence: np.ndarray, nll: np.ndarray, classes: int
-    ) -> Counts:
+    def of(cls, labels: np.ndarray, guesses: np.ndarray, confidence: np.ndarray, nll: np.ndarray, classes: int) -> Counts:
         """Of rows: true class (N,) or multi-hot (N, K), guesses best first (N, depth), probability of the first, loss."""
         single = labels.ndim == 1
         hit = guesses == labels[:, None] if single else np.take_along_axis(labels > 0, guesses, axis=1)

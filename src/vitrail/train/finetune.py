@@ -20,7 +20,7 @@ import torch
 
 from vitrail.config import override
 from vitrail.data.source import open_source
-from vitrail.errors import DecodeError, UsageError
+from vitrail.evaluate.features import extract_features
 from vitrail.evaluate.intervals import Interval, wilson
 from vitrail.evaluate.leastsquares import LeastSquares
 from vitrail.runtime.device import pick_device
@@ -185,52 +185,22 @@ def _conclude(
 
 def _yardstick(model: Any, facts: Facts, place: torch.device) -> Interval | None:
     """Accuracy of the frozen features with the paper's closed-form classifier: what fine-tuning should beat."""
-    train = _some(facts.address, facts.train_split, PROBE_IMAGES)
-    test = _some(facts.address, facts.test_split, PROBE_IMAGES)
-    model = model.to(place)
-    x, y = _features(model, train, place)
-    if len(set(y.tolist())) < 2:
-        return None
-    solver = LeastSquares.fit(x, y, len(facts.classes))
-    xt, yt = _features(model, test, place)
-    hits = int((solver.scores(xt, PROBE_L2).argmax(1) == yt).sum())
+    splits = (facts.train_split, facts.test_split)
+    train, test = (
+        extract_features(model, _some(facts.address, split, PROBE_IMAGES), cache=False, device=str(place)).labelled() for split in splits
+    )
     model.to("cpu")
-    return wilson(hits, len(yt))
+    if len(set(train.labels.tolist())) < 2 or not len(test):
+        return None
+    solver = LeastSquares.fit(torch.from_numpy(train.features), torch.from_numpy(train.labels), len(facts.classes))
+    said = solver.scores(torch.from_numpy(test.features), PROBE_L2).argmax(1).numpy()
+    return wilson(int((said == test.labels).sum()), len(test))
 
 
 def _some(address: str, split: str, most: int) -> Any:
     """At most `most` images of a split, classes in proportion."""
     whole = open_source(address, split=split)
     return whole if len(whole) <= most else open_source(address, split=f"{split}[:{most}]")
-
-
-def _features(model: Any, source: Any, place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(features float64 on the CPU, labels) of every readable, labelled image."""
-    view = model.card.transform()
-    rows, labels, waiting = [], [], []
-    for i in range(len(source)):
-        record = source.read(i)
-        if not isinstance(record.label, int) or record.label < 0:
-            continue
-        try:
-            waiting.append(view(record.data))
-        except DecodeError:
-            continue
-        labels.append(record.label)
-        if len(waiting) == 64 or i == len(source) - 1:
-            rows.append(_forward(model, waiting, place))
-            waiting = []
-    if waiting:
-        rows.append(_forward(model, waiting, place))
-    if not rows:
-        raise UsageError(f"{source.name}: no labelled image can be read.", hint="vitrail data check says what is wrong")
-    return torch.cat(rows), torch.tensor(labels)
-
-
-@torch.no_grad()
-def _forward(model: Any, images: list[torch.Tensor], place: torch.device) -> torch.Tensor:
-    features: torch.Tensor = model.features(torch.stack(images).to(place))
-    return features.double().cpu()
 
 
 def _folder_name(weights: str, data: str) -> str:

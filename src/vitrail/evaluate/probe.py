@@ -1,0 +1,200 @@
+"""`probe`: a linear classifier on frozen features, its regulariser chosen on images held out of training.
+
+    lbfgs   multinomial logistic regression, full batch, from the strongest regulariser to the weakest (warm starts)
+    ridge   the closed form of few-shot (`leastsquares`): every regulariser from one factorisation
+
+Features are standardised with the training set's mean and deviation. The chosen strength is
+fitted again on all training images; the test images choose nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.data.split import shuffled
+from vitrail.data.transform import Preprocess
+from vitrail.errors import DataError, UsageError, nearest
+from vitrail.evaluate.features import Features, Frozen, hits_of
+from vitrail.evaluate.intervals import Interval, wilson
+from vitrail.evaluate.leastsquares import LeastSquares
+from vitrail.runtime.device import pick_device
+
+__all__ = ["Probe", "fit_logistic", "linear_probe", "probe"]
+
+GRIDS = {"lbfgs": tuple(10.0**e for e in (2, 1, 0, -1, -2, -3, -4, -5)), "ridge": tuple(2.0**e for e in range(20, -11, -2))}
+DEV = 0.1  # of the training images, where no dev split is given
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was chosen, and the accuracy on the test images."""
+
+    model: str
+    data: str
+    method: str
+    l2: float
+    dev: dict[float, float]  # regulariser -> accuracy on the held-out images
+    dev_images: int
+    train_images: int
+    test_images: int
+    unreadable: int
+    top1: Interval
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "data": self.data,
+            "method": self.method,
+            "l2": self.l2,
+            "dev": [{"l2": l2, "top1": value} for l2, value in self.dev.items()],
+            "dev_images": self.dev_images,
+            "train_images": self.train_images,
+            "test_images": self.test_images,
+            "unreadable": self.unreadable,
+            "top1": self.top1.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        bad = f" ({self.unreadable} files more could not be read)" if self.unreadable else ""
+        lines = [
+            f"linear probe  {self.top1.percent()} of {self.test_images:,} test images{bad}",
+            f"trained on    {self.train_images:,} images, {self.method}, l2 {self.l2:g}, chosen on {self.dev_images:,} of them",
+        ]
+        return "\n".join([*lines, *(f"note          {note}" for note in self.notes)])
+
+
+def probe(
+    model: str | nn.Module | None = None,
+    data: Any = None,
+    *,
+    method: str = "lbfgs",
+    l2: Sequence[float] | None = None,
+    train_split: str | None = None,
+    dev_split: str | None = None,
+    test_split: str | None = None,
+    train: Features | None = None,
+    dev: Features | None = None,
+    test: Features | None = None,
+    view: str | Preprocess = "eval",
+    seed: int = 0,
+    steps: int = 200,
+    device: str | None = None,
+    allow: Collection[str] = (),
+    **options: Any,
+) -> Probe:
+    """Linear-probe accuracy of a model on a data set, or of features that are there already.
+
+    dev_split: images that choose the regulariser and are then trained on as well; default: a tenth
+    of the training images, every class in proportion, by `seed`. steps: of L-BFGS, at most.
+    """
+    name = "features"
+    if train is None or test is None:
+        if model is None or data is None:
+            raise UsageError("a probe needs a model and data, or the features of both splits.")
+        frozen = Frozen.of(model, data, view=view, device=device, allow=allow, **options)
+        name = frozen.name
+        train = frozen.features(frozen.source(train_split, "train"))
+        dev = frozen.features(frozen.source(dev_split, "train")) if dev_split else dev
+        test = frozen.features(frozen.source(test_split, "test"))
+    return linear_probe(train, test, dev=dev, method=method, l2=l2, seed=seed, steps=steps, device=device, name=name)
+
+
+def linear_probe(
+    train: Features, test: Features, *, dev: Features | None = None, method: str = "lbfgs", l2: Sequence[float] | None = None,
+    seed: int = 0, steps: int = 200, device: str | None = None, name: str = "features",
+) -> Probe:  # fmt: skip
+    """The same on features."""
+    if method not in GRIDS:
+        raise UsageError(f"no probe is called {method!r}{nearest(method, GRIDS)}.")
+    strengths = sorted(l2 or GRIDS[method], reverse=True)
+    if strengths[-1] <= 0:
+        raise UsageError("every l2 has to be above 0.")
+    bad = len(train.unreadable) + len(test.unreadable) + (len(dev.unreadable) if dev else 0)
+    train, test = train.labelled(), test.labelled()
+    if train.classes != test.classes:
+        raise DataError(f"the training split has {len(train.classes)} classes and the test split {len(test.classes)}, or other names.")
+    fit_on, held, whole = _held_out(train, dev.labelled() if dev else None, seed)
+    if not len(fit_on) or not len(test):
+        raise DataError(f"{train.source}: no labelled image can be read.")
+    classes, place = len(train.classes) or int(max(train.labels.max(), test.labels.max())) + 1, pick_device(device)
+    fit = _logistic if method == "lbfgs" else _ridge
+    accuracy = {}
+    if len(strengths) > 1:
+        accuracy = {s: _right(predict, held, place) / max(1, len(held)) for s, predict in fit(fit_on, classes, strengths, place, steps)}
+    chosen = max(accuracy, key=lambda s: (accuracy[s], s)) if accuracy else strengths[0]
+    path = [s for s in strengths if s >= chosen] if method == "lbfgs" else [chosen]
+    predict = list(fit(whole, classes, path, place, steps))[-1][1]
+    notes = tuple(dict.fromkeys((*train.notes, *test.notes)))
+    if len(strengths) > 2 and chosen in (strengths[0], strengths[-1]):
+        notes += (f"the best l2, {chosen:g}, is at the end of the grid: widen it",)
+    top1 = wilson(_right(predict, test, place), len(test))
+    return Probe(name, train.source, method, chosen, accuracy, len(held), len(whole), len(test), bad, top1, notes)
+
+
+def _held_out(train: Features, dev: Features | None, seed: int) -> tuple[Features, Features, Features]:
+    """(to fit while choosing, to choose by, to fit at last)."""
+    if dev is None:
+        order = shuffled(train.labels, seed)
+        cut = len(order) - max(1, round(DEV * len(order)))
+        return train.rows(np.sort(order[:cut])), train.rows(np.sort(order[cut:])), train
+    both = Features(
+        np.concatenate([train.features, dev.features]), np.concatenate([train.labels, dev.labels]),
+        np.arange(len(train) + len(dev)), train.classes, train.source, train.split,
+    )  # fmt: skip
+    return train, dev, both
+
+
+def _right(predict: Any, test: Features, place: torch.device) -> int:
+    return int(sum((said == true).sum() for said, true in hits_of(predict, test, place)))
+
+
+def _on(train: Features, place: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(np.array(train.features)).to(place), torch.from_numpy(train.labels).to(place)
+
+
+def _ridge(train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int) -> list[tuple[float, Any]]:
+    problem = LeastSquares.fit(*_on(train, place), classes)
+    return [(s, lambda rows, s=s: problem.scores(rows, s).argmax(1)) for s in strengths]
+
+
+def _logistic(train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int) -> list[tuple[float, Any]]:
+    x, y = _on(train, place)
+    mean, std = x.mean(0), x.std(0, correction=0).clamp_min(1e-5)
+    x = (x - mean) / std
+    found: list[tuple[float, Any]] = []
+    start: Tensor | None = None
+    for strength in strengths:
+        start = fit_logistic(x, y, classes, strength, steps=steps, start=start)
+        found.append((strength, lambda rows, w=start: _logits((rows - mean) / std, w).argmax(1)))
+    return found
+
+
+def _logits(x: Tensor, weights: Tensor) -> Tensor:
+    """weights (K, D + 1): the last column is the bias."""
+    return F.linear(x, weights[:, :-1], weights[:, -1])
+
+
+def fit_logistic(x: Tensor, y: Tensor, classes: int, l2: float, *, steps: int = 200, start: Tensor | None = None) -> Tensor:
+    """Weights (K, D + 1) at the least mean cross-entropy + l2 / (2 n) |W|^2; the bias is free."""
+    weights = torch.zeros(classes, x.shape[1] + 1, device=x.device, dtype=x.dtype) if start is None else start.clone()
+    weights.requires_grad_(True)
+    search = torch.optim.LBFGS([weights], max_iter=steps, history_size=10, line_search_fn="strong_wolfe", tolerance_change=1e-9)
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        with torch.enable_grad():
+            value = F.cross_entropy(_logits(x, weights), y) + l2 / (2 * len(y)) * weights[:, :-1].square().sum()
+            value.backward()
+        return value
+
+    search.step(loss)  # type: ignore[no-untyped-call]
+    return weights.detach()
