@@ -4,6 +4,7 @@ A torchvision from PyPI beside a CPU build of torch fails on import: its compile
 CUDA libraries. timm wants the module, not those operators, so two of them are declared here.
 """
 
+import importlib
 import importlib.util
 import sys
 
@@ -16,7 +17,7 @@ def torchvision_that_imports():
     if importlib.util.find_spec("torchvision") is None:
         return
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -24,7 +25,7 @@ def torchvision_that_imports():
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         KEPT.append(library)
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
 
 
 torchvision_that_imports()

@@ -46,7 +46,8 @@ def drawn_for_timm(rng):
     rows, columns = (patch, patch) if isinstance(patch, int) else patch
     grid = (rng.randint(2, 5), rng.randint(2, 5)) if rng.random() < 0.5 else (rng.randint(2, 5),) * 2
     args = {
-        "img_size": (grid[0] * rows, grid[1] * columns), "patch_size": patch, "embed_dim": width, "num_heads": heads, "depth": rng.randint(1, 3),
+        "img_size": (grid[0] * rows, grid[1] * columns), "patch_size": patch, "embed_dim": width, "num_heads": heads,
+        "depth": rng.randint(1, 3),
         "mlp_ratio": rng.choice([1.5, 2, 3, 4]), "num_classes": rng.choice([0, 5, 11]), "in_chans": rng.choice([1, 3, 3, 4]),
         "qkv_bias": rng.random() < 0.7, "init_values": rng.choice([None, 1e-4, 0.5]), "qk_norm": rng.random() < 0.3,
     }  # fmt: skip
@@ -60,7 +61,8 @@ def drawn_for_timm(rng):
     if kind == "distilled":
         return "deit_base_distilled_patch16_224", args
     args |= {
-        "class_token": rng.random() < 0.7, "reg_tokens": rng.choice([0, 0, 1, 4]), "no_embed_class": rng.random() < 0.5, "proj_bias": rng.random() < 0.8,
+        "class_token": rng.random() < 0.7, "reg_tokens": rng.choice([0, 0, 1, 4]), "no_embed_class": rng.random() < 0.5,
+        "proj_bias": rng.random() < 0.8,
         "global_pool": rng.choice(["token", "avg", "map", ""]), "pos_embed": rng.choice(["learn", "learn", "learn", "none"]),
         "pool_include_prefix": rng.random() < 0.2, "final_norm": rng.random() < 0.9, "pre_norm": rng.random() < 0.2,
     }  # fmt: skip
@@ -137,6 +139,8 @@ def drawn_for_us(rng):
         qk_norm=rng.random() < 0.3, layer_scale=rng.choice([None, 0.1]), pool=pool, pool_prefix=rng.random() < 0.2,
         head_bias=rng.random() < 0.8, final_norm=rng.random() < 0.8,
     )  # fmt: skip
+    if config.position_registers and not config.position_class:
+        config = config.replace(position_class=True)  # rows for registers alone are no model's
     if pool == "gap" and config.final_norm and rng.random() < 0.5:
         config = config.replace(final_norm=False, fc_norm=True)
     if special < 0.1 and config.patch_bias:

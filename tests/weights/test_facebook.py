@@ -98,7 +98,7 @@ def test_fine_tuned_mae_pools_then_normalises(tmp_path):
     assert agree(tmp_path / "mae_finetuned.pth", model).config.pool == "gap"
 
 
-@pytest.mark.parametrize("registers", [0, 4])
+@pytest.mark.parametrize("registers", [0, 1, 4])
 @pytest.mark.parametrize("mlp", ["plain", "swiglu"])
 def test_dinov2_with_and_without_registers_and_gates(registers, mlp, tmp_path):
     config = PLAIN.replace(classes=0, layer_scale=1e-5, registers=registers, mlp=mlp)

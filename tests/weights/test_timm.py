@@ -122,6 +122,13 @@ def test_an_architecture_s_name_tells_epsilon_and_activation():
     assert declared(SMALL, "vit_base_patch16_siglip_256").activation == "gelu"
 
 
+def test_a_published_size_that_does_not_divide_is_what_the_patches_see():
+    found = declared(
+        SMALL.replace(patch_size=14, image_size=378), "vit_so400m_patch14_siglip_384", pretrained_cfg={"input_size": [3, 384, 384]}
+    )
+    assert found.image_size == (378, 378) and found.grid == (27, 27)
+
+
 def test_a_class_token_is_never_guessed_from_a_square():
     # 16 patches of a 4 x 4 grid with a row for the class token; and the 225 positions of flexivit, none of them for it
     assert declared(SMALL.replace(image_size=64)).image_size == (64, 64)

@@ -90,7 +90,9 @@ class OpenClip(Format):
         width, channels, rows, columns = shape_of(view, "visual.conv1.weight", 4)
         depth = blocks_of(view, r"^visual\.transformer\.resblocks\.(\d+)\.")
         positions = shape_of(view, "visual.positional_embedding", 2)[0]
-        size, known = size_for(view, positions - 1, (rows, columns), overrides, said.size(vision, "image_size"))
+        size, known = size_for(
+            view, positions - 1, (rows, columns), overrides, said.patched(said.size(vision, "image_size"), (rows, columns))
+        )
         head_width = said.whole(vision, "head_width")
         heads = overrides.heads or (width // head_width if head_width else known_heads(width, depth))
         quick = said.flag(model, "quick_gelu")
@@ -194,7 +196,9 @@ class TransformersTower(Format):
         depth = blocks_of(view, r"^encoder\.layers\.(\d+)\.")
         clip = has("embeddings.class_embedding")
         positions = shape_of(view, "embeddings.position_embedding.weight", 2)[0]
-        size, known = size_for(view, positions - clip, (rows, columns), overrides, said.size(described, "image_size"))
+        size, known = size_for(
+            view, positions - clip, (rows, columns), overrides, said.patched(said.size(described, "image_size"), (rows, columns))
+        )
         activation = said.word(described, "hidden_act") or ("quick_gelu" if clip else "gelu_pytorch_tanh")
         if activation not in ACTIVATIONS:
             raise CheckpointError(f"{view.path}: hidden_act = {activation!r} is not known.", hint="pass activation=")

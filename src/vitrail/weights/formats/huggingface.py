@@ -191,7 +191,9 @@ class HuggingFace(Format):
         registers = self._registers(view, at, teacher)
         prefix = int(class_token) + int(teacher) + (registers if family is DEIT else 0)
         positions = shape_of(view, at + "embeddings.position_embeddings", 3)[1]
-        size, known = size_for(view, positions - prefix, (rows, columns), overrides, said.size(config, "image_size"))
+        size, known = size_for(
+            view, positions - prefix, (rows, columns), overrides, said.patched(said.size(config, "image_size"), (rows, columns))
+        )
         swiglu, mlp_width = self._mlp(view, layer)
         classes, pool = self._head(view, width, teacher, class_token)
         activation = said.word(config, "hidden_act") or "gelu"

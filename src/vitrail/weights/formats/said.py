@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail.errors import CheckpointError
 
-__all__ = ["flag", "number", "numbers", "size", "table", "whole", "word"]
+__all__ = ["flag", "number", "numbers", "patched", "size", "table", "whole", "word"]
 
 
 def _refuse(key: str, value: Any, wanted: str) -> CheckpointError:
@@ -91,3 +91,11 @@ def size(said: Mapping[str, Any], key: str) -> tuple[int, int] | None:
     if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(type(side) is int and 0 < side < 1 << 20 for side in sides):
         raise _refuse(key, value, "a size in pixels")
     return sides[0], sides[1]
+
+
+def patched(pixels: tuple[int, int] | None, step: tuple[int, int]) -> tuple[int, int] | None:
+    """An image size without the rows and columns that make no whole patch (384 by patches of 14: 378).
+
+    Some models were published at such a size; a convolution never looks at those pixels.
+    """
+    return None if pixels is None else (max(1, pixels[0] // step[0]) * step[0], max(1, pixels[1] // step[1]) * step[1])

@@ -35,7 +35,9 @@ __all__ = ["FORMATS", "Timm", "TimmResNet", "block_rules", "known_heads", "vit_c
 _HEADS = {(1152, 27): 16, (1280, 32): 16, (1408, 40): 16, (1664, 48): 16, (1792, 56): 16}
 _POOLS = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
-_REFUSED = re.compile(r"_rpn_|_18x2_|_xp_|pwee|^aimv2|_rope|dinov3|^eva|_pe_|^vit_s?relpos|^samvit|^naflex|_mci_|lingbot|_relpos")
+_REFUSED = re.compile(
+    r"_rpn_|_18x2_|_xp_|pwee|^aimv2|_rope|dinov3|^eva02|^eva_giant|_pe_|^vit_s?relpos|^samvit|^naflex|_mci_|lingbot|_relpos"
+)
 
 _HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
@@ -190,6 +192,7 @@ def vit_configuration(
     registers = shape_of(view, "reg_token", 3)[1] if has("reg_token") else 0
     prefix = int(class_token) + int(distilled) + registers
     step = (rows * (stem.stride if stem else 1), columns * (stem.stride if stem else 1))
+    size = said.patched(size, step)
     positions = shape_of(view, "pos_embed", 3)[1] if has("pos_embed") else None
     no_embed = said.flag(args, "no_embed_class")
     no_embed = told.get("no_embed_class") if no_embed is None else no_embed
@@ -205,7 +208,7 @@ def vit_configuration(
     )
     image_size, known = size_for(view, patches, step, overrides, size)
     extra = 0 if positions is None or patches is None else positions - patches
-    if extra not in (0, registers, prefix - registers, prefix):
+    if extra not in (0, prefix - registers, prefix):
         raise CheckpointError(
             f"{view.path}: {positions} positions are neither the {patches} patches of {image_size[0]} x {image_size[1]} pixels "
             f"nor those with the {prefix} token(s) before them.",
@@ -228,8 +231,8 @@ def vit_configuration(
             norm_pre=has("norm_pre.weight"),
             patch_bias=has("patch_embed.proj.bias"),
             position="learned" if positions is not None else "none",
-            position_class=extra in (prefix, prefix - registers) and prefix > registers,
-            position_registers=registers > 0 and extra in (prefix, registers) and extra > 0,
+            position_class=prefix > registers and extra > 0,
+            position_registers=registers > 0 and extra == prefix,
             qkv_bias=has("blocks.0.attn.qkv.bias"),
             dense_bias=has("blocks.0.attn.proj.bias"),
             mlp="swiglu" if fc1[0] == 2 * fc2[1] else "plain",
