@@ -123,7 +123,8 @@ def drawn_for_us(rng):
     kind = rng.choice(["vit", "vit", "vit", "distilled", "dino", "dino", "registers", "pooler"])
     settings = {
         "width": heads * 16, "depth": rng.randint(1, 3), "heads": heads, "mlp_width": rng.choice([24, 50]), "patch_size": patch,
-        "channels": rng.choice([1, 3]), "classes": rng.choice([3, 6]), "position": rng.choice(["learned", "learned", "learned2d", "sincos2d", "none"]),
+        "channels": rng.choice([1, 3]), "classes": rng.choice([3, 6]),
+        "position": rng.choice(["learned", "learned", "learned2d", "sincos2d", "none"]),
         "position_class": rng.random() < 0.7, "qkv_bias": rng.random() < 0.8,
         "dense_bias": rng.random() < 0.8, "patch_bias": rng.random() < 0.8,
         "activation": rng.choice(["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"]), "eps": rng.choice([1e-12, 1e-6, 1e-5]),

@@ -133,7 +133,7 @@ def test_a_file_that_changed_meanwhile_is_begun_anew(server):
     assert fetch(f"{server.url}/w.npz").read_bytes() == CONTENT[::-1]
 
 
-def test_a_pinned_hash_that_does_not_match_deletes_the_download_and_exits_5(server, tmp_path):
+def test_C14_a_pinned_hash_that_does_not_match_deletes_the_download_and_exits_5(server, tmp_path):
     server.files["/w.npz"] = CONTENT
     pin = digest(CONTENT)
     assert fetch(f"{server.url}/w.npz#sha256={pin}").read_bytes() == CONTENT
@@ -259,7 +259,7 @@ def test_one_file_of_a_repository_can_be_named(server, repository):
         fetch("hf://owner/name/other.npz")
 
 
-def test_a_pin_on_the_hub_deletes_what_does_not_match(server, repository, tmp_path):
+def test_C14_a_pin_on_the_hub_deletes_what_does_not_match(server, repository, tmp_path):
     with pytest.raises(CheckpointError, match="was deleted"):
         fetch("hf://owner/name", sha256="0" * 64)
     assert not list((tmp_path / "hub").rglob("model.safetensors"))
