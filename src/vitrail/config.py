@@ -392,8 +392,12 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 T = TypeVar("T")
 
 
+def _hints(cls: Any) -> dict[str, Any]:
+    return _hints_of(cls)
+
+
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints_of(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -427,7 +431,7 @@ def _nearest_key(parts: Sequence[str]) -> str:
     return guess
 
 
-def _leaves(cls: type, prefix: str = "") -> list[str]:
+def _leaves(cls: Any, prefix: str = "") -> list[str]:
     found = []
     for name, kind in _hints(cls).items():
         found += _leaves(kind, f"{prefix}{name}.") if is_dataclass(kind) else [prefix + name]
@@ -535,7 +539,7 @@ def to_toml(recipe: Recipe) -> str:
             for figure in value:
                 sections.append("\n".join(["[[expected]]", *_lines(asdict(figure), {})]))
         elif is_dataclass(value):
-            lines = _lines(asdict(value), asdict(default))  # type: ignore[call-overload]
+            lines = _lines(asdict(value), asdict(default))  # type: ignore[call-overload, arg-type]
             if lines:
                 sections.append("\n".join([f"[{item.name}]", *lines]))
         elif value != default:

@@ -97,7 +97,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         file.write(text)
         for name in sorted(tensors):
             host = tensors[name].detach().to("cpu").contiguous().reshape(-1)
-            file.write(memoryview(host.view(torch.uint8).numpy()))
+            file.write(memoryview(host.view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return file.written
 
 

@@ -123,7 +123,8 @@ def wrap_data_parallel(model: nn.Module, device: torch.device) -> nn.Module:
     wrapper = nn.parallel.DistributedDataParallel
     known = inspect.signature(wrapper.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # 2.13 renamed it
-    return wrapper(model, device_ids=ids, gradient_as_bucket_view=True, **{buffers: False})
+    options: dict[str, Any] = {buffers: False}
+    return wrapper(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
 
 def shard(model: nn.Module, parts: Iterable[nn.Module], device: torch.device, methods: Iterable[str] = ()) -> nn.Module:
@@ -145,6 +146,7 @@ def shard(model: nn.Module, parts: Iterable[nn.Module], device: torch.device, me
 
 def reshard(model: nn.Module) -> None:
     """Give gathered FSDP parameters back, so that parameters are shards again; nothing elsewhere."""
+    part: Any
     for part in model.modules():
         if hasattr(part, "reshard"):
             part.reshard()
@@ -168,4 +170,4 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered (every rank must call this), any other as it is."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

@@ -89,7 +89,7 @@ class Journal:
         self.state.counters["skipped"] = skipped
         batch = [i for part in distributed.gather_objects(report.index.tolist()) for i in part]
         guilty = [i for part in distributed.gather_objects(report.culprits()) for i in part]
-        entry = {
+        entry: dict[str, Any] = {
             "step": report.step,
             "loss": str(report.loss),
             "grad_norm": str(report.grad_norm),

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import Recipe
-from vitrail.errors import NumericsError, Preempted
+from vitrail.errors import NumericsError, Preempted, UsageError
 from vitrail.evaluate.intervals import wilson
 from vitrail.runtime import distributed
 from vitrail.runtime.faults import fault
 from vitrail.runtime.lock import RunLock
+from vitrail.runtime.metrics import read_metrics
 from vitrail.runtime.progress import Progress, duration
 from vitrail.runtime.signals import StopRequest
 from vitrail.runtime.watchdog import Watchdog
@@ -122,8 +123,6 @@ def find_checkpoint(folder: RunDirectory, recipe: Recipe, *, resume: bool, stric
 
 
 def refuse_existing(folder: RunDirectory, found: Checkpoint | None) -> None:
-    from vitrail.errors import UsageError
-
     if found is not None or folder.metrics.exists():
         raise UsageError(f"{folder.path} already holds a run.", hint="choose another --out, or leave out --fresh to go on with it")
 
@@ -151,7 +150,7 @@ class Session:
         self.measure = Measure(run, dog)
         self.reports = Reports(run.device)
         self.last_save = time.monotonic()
-        self.finished = run.state.step >= run.plan.steps
+        self.finished = run.state.step >= run.plan.steps or self.should_stop_early()
         if distributed.is_main():
             self.journal.log.cut_after(run.state.step)
             self.write_summary("running")
@@ -289,8 +288,6 @@ class Session:
 
 def last_figures(folder: RunDirectory) -> dict[str, Any]:
     """The last evaluation written down, for a run that was finished already."""
-    from vitrail.runtime.metrics import read_metrics
-
     if not folder.metrics.exists():
         return {}
     return next((line["eval"] for line in reversed(list(read_metrics(folder.metrics))) if "eval" in line), {})

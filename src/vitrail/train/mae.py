@@ -8,6 +8,7 @@ the hidden patches' pixels, each patch first brought to zero mean and unit varia
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ class Mae(Objective):
         self, model: nn.Module, spec: ObjectiveSpec, precision: Precision, mean: Sequence[float], std: Sequence[float], seed: int
     ) -> None:
         super().__init__(model, precision, mean, std)
-        config = model.config
+        config: Any = model.config
         if not hasattr(model, "assemble") or config.stem is not None or config.position == "relative":
             raise UsageError("mae hides patches, so it needs a plain Vision Transformer without a stem or relative positions.")
         self.patches = config.grid[0] * config.grid[1]

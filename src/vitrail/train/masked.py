@@ -16,6 +16,7 @@ corrupted patches. What is corrupted is a draw keyed by the sample's slot, as al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ class MaskedPatches(Objective):
         self, model: nn.Module, spec: ObjectiveSpec, precision: Precision, mean: Sequence[float], std: Sequence[float], seed: int
     ) -> None:
         super().__init__(model, precision, mean, std)
-        config = model.config
+        config: Any = model.config
         if not 0.0 < spec.mask_rate < 1.0:
             raise UsageError(f"objective.mask_rate must lie between 0 and 1, not {spec.mask_rate}.")
         if not hasattr(model, "embed_patches") or config.stem is not None:

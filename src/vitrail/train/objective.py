@@ -68,6 +68,7 @@ def balanced_weights(labels: Any, classes: int) -> Tensor:
 class Objective(nn.Module):
     """A model and its loss. Subclasses fill in `prepare` and `forward`."""
 
+    model: Any  # a VisionTransformer, or whatever has its methods
     shift: Tensor
     spread: Tensor
 

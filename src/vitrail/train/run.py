@@ -50,7 +50,7 @@ class Run:
     sources: Sources
     view: TrainView
     preprocess: Preprocess
-    model: nn.Module
+    model: Any  # the plain module, inside any wrapper
     objective: Objective
     optimizer: Optimizer
     ema: Ema | None
@@ -147,7 +147,7 @@ def build_objective(recipe: Recipe, model: nn.Module, precision: Precision, prep
     if spec.teacher is None:
         return Supervised(model, spec, precision, mean, std, classes=classes, weights=weights)
     device = next(model.parameters()).device
-    teacher = load_model(spec.teacher).to(device, precision.weights)
+    teacher: Any = load_model(spec.teacher).to(device, precision.weights)
     return Distilled(
         model, spec, precision, mean, std, teacher=Teacher(teacher, teacher.card.transform(), precision), classes=classes, weights=weights
     )

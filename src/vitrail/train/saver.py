@@ -38,8 +38,9 @@ class Saver:
             warnings.warn(f"checkpoint of step {state.step} could not be written ({error}); training goes on", stacklevel=2)
         if self.failures >= MOST_FAILURES:
             last = self.store.names()
+            where = f"{self.store.folder}, the last at step {state.step}"
             raise ResourceError(
-                f"{MOST_FAILURES} checkpoints in a row could not be written to {self.store.folder}, the last at step {state.step}: {error}.",
+                f"{MOST_FAILURES} checkpoints in a row could not be written to {where}: {error}.",
                 hint=f"make room; the same command resumes from {last[0][1].name if last else 'the beginning'}",
             )
         return False

@@ -43,7 +43,7 @@ def continued(recipe: Recipe, classes: int, source: Source) -> nn.Module:
     assert recipe.model.weights is not None
     new_head = recipe.model.new_head or classes == 0
     size = recipe.model.image_size
-    model = load_model(recipe.model.weights, image_size=size, classes=classes if new_head else None, new_head=new_head)
+    model: Any = load_model(recipe.model.weights, image_size=size, classes=classes if new_head else None, new_head=new_head)
     if not new_head:
         theirs = model.card.classes or tuple(map(str, range(model.config.classes)))
         require_same_classes(theirs, source.classes, recipe.model.weights, source.name)

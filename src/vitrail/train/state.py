@@ -73,7 +73,7 @@ def _save_shards(draft: Draft, tables: Mapping[str, Mapping[str, Tensor]]) -> No
     import torch.distributed.checkpoint as dcp
 
     flat = {f"{part}/{name}": tensor for part, table in tables.items() for name, tensor in table.items()}
-    dcp.save(flat, checkpoint_id=draft.path / "shards")
+    dcp.save(flat, checkpoint_id=draft.path / "shards")  # type: ignore[attr-defined]
     if distributed.is_main():
         draft.add_existing("shards")
 
@@ -109,7 +109,7 @@ def _read_shards(path: Path, ours: Mapping[str, Mapping[str, Tensor]]) -> dict[s
     import torch.distributed.checkpoint as dcp
 
     flat = {f"{part}/{name}": torch.empty_like(tensor) for part, table in ours.items() for name, tensor in table.items()}
-    dcp.load(flat, checkpoint_id=path / "shards", no_dist=distributed.world() == 1)
+    dcp.load(flat, checkpoint_id=path / "shards", no_dist=distributed.world() == 1)  # type: ignore[attr-defined]
     return {part: {name: flat[f"{part}/{name}"] for name in table} for part, table in ours.items()}
 
 

@@ -120,7 +120,7 @@ class TrainFeed:
         if self.resident:
             self._stream: Any = ResidentStream(sources.train, view, device=device, **options)
         else:
-            stall = {"stall_timeout_s": recipe.train.stall_timeout_s} if recipe.train.stall_timeout_s > 0 else {}
+            stall: dict[str, Any] = {"stall_timeout_s": recipe.train.stall_timeout_s} if recipe.train.stall_timeout_s > 0 else {}
             self._stream = TrainStream(sources.train, view, workers=spec.workers, **options, **stall)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -240,7 +240,7 @@ class HeldFeed:
     def __init__(self, source: Source, preprocess: Preprocess, recipe: Recipe, device: torch.device, batch_size: int) -> None:
         self.preprocess = preprocess
         self.source = source
-        self._options = {
+        self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "rank": distributed.rank(),
             "world": distributed.world(),
