@@ -7,7 +7,9 @@ import pytest
 PREEMPTED = 75
 
 
-@pytest.mark.parametrize(("point", "action"), [("step.loss:2", "term"), ("data.wait:3", "usr1"), ("eval.batch:1", "term"), ("commit.after_file:2", "usr1")])
+@pytest.mark.parametrize(
+    ("point", "action"), [("step.loss:2", "term"), ("data.wait:3", "usr1"), ("eval.batch:1", "term"), ("commit.after_file:2", "usr1")]
+)
 def test_a_signal_there_saves_and_stops_within_a_step(tiny, tmp_path, point, action):
     out = tmp_path / "run"
     done = tiny.run(out, env={"VITRAIL_FAULT": f"{point}={action}"})
