@@ -285,14 +285,19 @@ def _read(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def _bicubic(images: Tensor, down: Tensor, across: Tensor) -> Tensor:
     """Pillow's cubic of transforms (a = -1), borders clamped, rounded."""
+    channels, height, width = images.shape[1:]
     top, left = down.floor(), across.floor()
     weight_down, weight_across = _cubic(down - top), _cubic(across - left)
+    first_row, first_column = top.long() - 1, left.long() - 1
+    rows = [(first_row + i).clamp_(0, height - 1).mul_(width) for i in range(4)]
+    columns = [(first_column + j).clamp_(0, width - 1) for j in range(4)]
+    flat = images.flatten(2)
     total = torch.zeros_like(images, dtype=torch.float32)
     for i in range(4):
         line = torch.zeros_like(total)
         for j in range(4):
-            pixels = _read(images, top.long() + (i - 1), left.long() + (j - 1))
-            line.addcmul_(pixels.float(), weight_across[j][:, None])
+            place = (rows[i] + columns[j]).flatten(1)[:, None].expand(-1, channels, -1)
+            line.addcmul_(flat.gather(2, place).view_as(images).float(), weight_across[j][:, None])
         total.addcmul_(line, weight_down[i][:, None])
     return total.add_(0.5).clamp_(0, 255).to(torch.uint8)
 

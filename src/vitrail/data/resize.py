@@ -61,7 +61,7 @@ def resize_float(image: np.ndarray, size: tuple[int, int], filter: str, antialia
         return _bilinear(image, size)
     rows = _taps(height, size[0], filter, antialias)
     columns = _taps(width, size[1], filter, antialias)
-    x = torch.from_numpy(np.require(image, requirements="CW")).to(torch.float32)
+    x = torch.from_numpy(np.require(image, requirements=("C", "W"))).to(torch.float32)
     x = _weigh(_weigh(x, columns, dim=1), rows, dim=0)
     if filter == "area":  # the sum over the box, divided once by its area: TensorFlow's order of roundings
         x *= float(np.float32(1) / (_ratio(height, size[0]) * _ratio(width, size[1])))
@@ -78,7 +78,7 @@ def to_uint8(image: np.ndarray, rounding: str) -> np.ndarray:
 def _resize_uint8(image: np.ndarray, size: tuple[int, int], filter: str) -> np.ndarray:
     """torch's fixed-point kernel on channels-last bytes: it sees them as such, and answers in kind, only if
     the batch dimension is there before the permutation."""
-    x = torch.from_numpy(np.require(image, requirements="CW"))[None].permute(0, 3, 1, 2)
+    x = torch.from_numpy(np.require(image, requirements=("C", "W")))[None].permute(0, 3, 1, 2)
     y = F.interpolate(x, size=tuple(size), mode=filter, antialias=True, align_corners=False)
     return np.ascontiguousarray(y[0].permute(1, 2, 0).numpy())
 
@@ -86,7 +86,7 @@ def _resize_uint8(image: np.ndarray, size: tuple[int, int], filter: str) -> np.n
 def _bilinear(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Half-pixel centres, two taps a side: torch's weights are TensorFlow's, its order of additions is not
     (1e-4 of a level; `resize` allows for that before it truncates)."""
-    x = torch.from_numpy(np.require(image, requirements="CW"))[None].permute(0, 3, 1, 2).to(torch.float32)
+    x = torch.from_numpy(np.require(image, requirements=("C", "W")))[None].permute(0, 3, 1, 2).to(torch.float32)
     y = F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
     return y[0].permute(1, 2, 0).numpy()
 
