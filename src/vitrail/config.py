@@ -43,12 +43,14 @@ __all__ = [
     "TrainSpec",
     "diff",
     "from_dict",
+    "holds_list",
     "list_recipes",
     "load_recipe",
     "override",
     "rows",
     "to_dict",
     "to_toml",
+    "value_of",
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -214,8 +216,8 @@ class SelectSpec:
     """How the paper chooses a learning rate: a grid, judged on a held-out part of the training set."""
 
     grid: dict[str, tuple] = field(default_factory=dict)  # recipe key -> values to try
-    dev_percent: float = 0.0  # part of the training split held out to choose by; the winner trains on all of it
-    seeds: int = 1  # final runs; mean and standard deviation are reported
+    dev_percent: float = 0.0  # part of the training split held out to choose by; 0: its val split, else 10, 2 or 1 by its size
+    seeds: int = 1  # final runs on the whole training split; mean and standard deviation are reported
 
 
 @dataclass(frozen=True)
@@ -321,6 +323,20 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
             node = node[part]
         node[parts[-1]] = _parse(value.strip(), hint, where=key.strip())
     return _build(Recipe, table, where="overrides") if table != asdict(recipe) else recipe
+
+
+def holds_list(key: str) -> bool:
+    """Whether a dotted key holds several values; an unknown key is refused."""
+    hint = _hint(key.split("."))[1]
+    return any(kind is tuple or typing.get_origin(kind) is tuple for kind in (hint, *typing.get_args(hint)))
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    """What a recipe holds under a dotted key."""
+    node: Any = recipe
+    for part in _hint(key.split("."))[0]:
+        node = node[part] if isinstance(node, Mapping) else getattr(node, part)
+    return node
 
 
 def from_dict(table: Mapping[str, Any]) -> Recipe:

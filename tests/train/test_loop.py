@@ -88,7 +88,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
         {"objective": {"loss": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}},
         {"data": {"train": "builtin:shapes?n=64&size=32&classes=4&test=16&multilabel=1"}, "objective": {"loss": "sigmoid"}},
         {"model": {"name": "R50x1", "image_size": [32, 32], "options": {"layers": [1], "width_factor": 0.5, "root": "small"}}},
-        {"data": {"repeats": 2, "resident": True, "crop": "random_resized"}, "augment": {"randaugment": "timm", "randaugment_magnitude": 9.0}},
+        {
+            "data": {"repeats": 2, "resident": True, "crop": "random_resized"},
+            "augment": {"randaugment": "timm", "randaugment_magnitude": 9.0},
+        },
         {"adapt": {"frozen_blocks": 1}, "optim": {"layer_decay": 0.7, "name": "sgd", "lr": 0.1}},
     ],
     ids=["sigmoid", "bce", "balanced", "masked", "mae", "multilabel", "bit", "resident", "frozen"],
@@ -100,7 +103,9 @@ def test_every_objective_runs_from_recipe_to_model(tmp_path, sections):
 
 
 def test_a_head_bias_is_where_the_classes_begin(tmp_path):
-    result = train(recipe(objective={"loss": "sigmoid", "head_bias": -10.0}, optim={"lr": 0.0}), tmp_path / "run", progress=False, device="cpu")
+    result = train(
+        recipe(objective={"loss": "sigmoid", "head_bias": -10.0}, optim={"lr": 0.0}), tmp_path / "run", progress=False, device="cpu"
+    )
     assert torch.equal(load_model(result.model).head.bias, torch.full((4,), -10.0))
 
 
@@ -121,7 +126,12 @@ def test_an_old_head_is_kept_for_the_same_classes_only(tmp_path):
     second = train(recipe(model=keep, optim={"lr": 0.0}), tmp_path / "two", progress=False, device="cpu")
     assert torch.equal(load_model(first.model).head.weight, load_model(second.model).head.weight)
     with pytest.raises(DataError, match="classes"):
-        train(recipe(model=keep, data={"train": "builtin:shapes?n=64&size=32&classes=5&test=16"}), tmp_path / "three", progress=False, device="cpu")
+        train(
+            recipe(model=keep, data={"train": "builtin:shapes?n=64&size=32&classes=5&test=16"}),
+            tmp_path / "three",
+            progress=False,
+            device="cpu",
+        )
 
 
 def test_a_student_learns_from_a_teacher_with_its_second_head(tmp_path):

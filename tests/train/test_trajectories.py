@@ -77,7 +77,7 @@ def trained(name, case, micro, steps=None):
         device=torch.device("cpu"), micro=micro, chunk=4, seed=0, draws_inside=False,
     )  # fmt: skip
     rate = schedule(plan, base=base, steps=case.about["steps"])
-    losses, norms, first = [], [], None
+    losses, norms = [], []
     for number in range(steps or case.about["steps"]):
         outcome = step(case.batch(number), rate(number))
         assert outcome.applied

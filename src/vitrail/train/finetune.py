@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from vitrail.config import override
+from vitrail.config import Recipe, override
 from vitrail.data.source import open_source
 from vitrail.evaluate.features import extract_features
 from vitrail.evaluate.intervals import Interval, wilson
@@ -27,7 +27,7 @@ from vitrail.runtime.device import pick_device
 from vitrail.runtime.progress import duration
 from vitrail.train.proposal import Facts, Proposal, Wishes, look, propose
 
-__all__ = ["FinetuneResult", "finetune"]
+__all__ = ["FinetuneResult", "finetune", "plan_for"]
 
 PROBE_IMAGES = 2000  # of the training set, for the yardstick of frozen features
 PROBE_L2 = 1024.0
@@ -145,6 +145,15 @@ def finetune(
     del base
     result = train(recipe, folder, resume=resume, device=device, progress=progress)
     return _conclude(weights, facts, plan, folder, result, linear, start, place, report)
+
+
+def plan_for(weights: str, data: str, wishes: Wishes, overrides: Iterable[str] = (), device: str | None = None) -> Recipe:
+    """The recipe that `finetune` would run, with its grid of rates, for `sweep`."""
+    from vitrail.weights.load import load_model
+
+    base = load_model(weights)
+    plan = propose(weights, base.config, base.card, look(data), wishes, gpu=pick_device(device).type == "cuda")
+    return override(plan.recipe, overrides)
 
 
 def default_model() -> str:

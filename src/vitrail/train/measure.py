@@ -19,7 +19,7 @@ from vitrail.train.objective import Objective, Supervised
 from vitrail.train.run import Run
 from vitrail.train.stream import HeldFeed
 
-__all__ = ["Measure"]
+__all__ = ["Measure", "smaller_is_better"]
 
 
 class Measure:
@@ -76,8 +76,12 @@ class Measure:
             if isinstance(self.run.objective, Supervised):
                 raise UsageError(f"eval.metric={name!r} is not measured{nearest(name, figures)}.")
             name = "loss"
-        sign = -1.0 if name in ("loss", "ece") else 1.0
+        sign = -1.0 if smaller_is_better(name) else 1.0
         return not best or sign * figures[name] > sign * best[name]
+
+
+def smaller_is_better(metric: str) -> bool:
+    return metric in ("loss", "ece")
 
 
 class Scorer:

@@ -16,14 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config import AdaptSpec, AugmentSpec, DataSpec, ModelSpec, ObjectiveSpec, OptimSpec, Recipe, ScheduleSpec, TrainSpec
+from vitrail.config import (
+    AdaptSpec,
+    AugmentSpec,
+    DataSpec,
+    ModelSpec,
+    ObjectiveSpec,
+    OptimSpec,
+    Recipe,
+    ScheduleSpec,
+    SelectSpec,
+    TrainSpec,
+)
 from vitrail.data.source import Source, list_splits, open_source
 from vitrail.errors import DataError, DecodeError, UsageError
 
 __all__ = ["Facts", "Proposal", "Wishes", "look", "propose"]
 
 HYPERRULE = ((20_000, 500, 100), (500_000, 10_000, 500), (None, 20_000, 500))  # images below, steps, warm-up (BiT)
-RULE_BATCH, RULE_RATE = 512, 0.01  # Table 4: batch 512; the middle of its grid
+RULE_BATCH, RULE_RATE = 512, 0.01  # Table 4: batch 512; the middle of its grid …
+RULE_GRID = (0.001, 0.003, 0.01, 0.03)  # … which `vitrail sweep` tries
 CPU_BATCH, CPU_MINUTES = 32, 10.0
 
 
@@ -160,6 +172,7 @@ def propose(weights: str, config: Any, card: Any, facts: Facts, wishes: Wishes, 
         objective=ObjectiveSpec(loss=loss, class_weights="balanced" if wishes.class_weights else "none"),  # type: ignore[arg-type]
         adapt=wishes.adapt,
         train=replace(train, seed=wishes.seed, stop_after_evals=wishes.early_stop),
+        select=SelectSpec(grid={"optim.lr": tuple(rate * train.batch_size / RULE_BATCH for rate in RULE_GRID)}),
     )
     return Proposal(recipe, tuple(reasons))
 
