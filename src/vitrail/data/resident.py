@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -37,6 +38,7 @@ from vitrail.runtime.progress import Progress, duration
 __all__ = ["Axis", "ResidentStream", "resample"]
 
 LARGE = 20_000  # images from which on loading them says how far it is
+PIECE = 64  # images decoded by a thread before it asks for more
 PROBED = 64  # images whose size is looked at before deciding whether a set fits
 
 
@@ -48,6 +50,16 @@ class Axis(NamedTuple):
     source: np.ndarray
     target: np.ndarray
     start: np.ndarray
+
+
+class Piece(NamedTuple):
+    """A run of the source, decoded."""
+
+    end: int  # of the run
+    places: np.ndarray  # of the images that could be decoded
+    size: np.ndarray  # (len(places), 2): height, width
+    pixels: np.ndarray  # uint8, one image after another
+    bad: list[Bad]
 
 
 class ResidentStream:
@@ -97,36 +109,48 @@ class ResidentStream:
     def _load(self, workers: int) -> None:
         count = len(self.source)
         self.height, self.width = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self.bad = np.zeros(count, bool)
-        chunks: list[Tensor] = []
+        self.bad = np.ones(count, bool)
+        held: list[Tensor] = []
         found: list[Bad] = []
         began = time.monotonic()
-        with ThreadPoolExecutor(workers) as pool, Progress(quiet=count < LARGE) as progress:
-            for begin in range(0, count, 4096):
-                held = []
-                for i, image in zip(range(begin, count), pool.map(self._decode, range(begin, min(count, begin + 4096)))):
-                    if i % 256 == 0:
-                        progress.show(_so_far(i, count, time.monotonic() - began))
-                    if isinstance(image, Bad):
-                        self.bad[i] = True
-                        found.append(image)
-                        continue
-                    self.height[i], self.width[i] = image.shape[:2]
-                    held.append(image.reshape(-1))
-                if held:
-                    chunks.append(torch.from_numpy(np.concatenate(held)).to(self.device))
+        with Progress(quiet=count < LARGE) as progress:
+            for piece in self._pieces(workers):
+                held.append(torch.from_numpy(piece.pixels).to(self.device))
+                self.height[piece.places], self.width[piece.places], self.bad[piece.places] = *piece.size.T, False
+                found += piece.bad
+                progress.show(_so_far(piece.end, count, time.monotonic() - began))
         self._record.take(count, found)
-        if not chunks:
+        if self.bad.all():
             raise DataError(f"{self.source.name}: no image could be read.")
-        self.pixels = torch.cat(chunks).view(-1, 3)
+        self.pixels = torch.cat(held).view(-1, 3)
         self.offset = np.concatenate([[0], np.cumsum(self.height * self.width)[:-1]])
 
-    def _decode(self, i: int) -> np.ndarray | Bad:
-        try:
-            data, where = read(self.source, i)
-            return decode.pixels(data, where=where)
-        except DecodeError as error:
-            return Bad(i, self.source.id(i), error.reason, error.detail, i)
+    def _pieces(self, workers: int) -> Iterator[Piece]:
+        """The whole source in order, decoded by threads (codecs let go of the interpreter) a little ahead of need.
+
+        Many images to a task, because handing over a task costs as much as decoding a small image.
+        """
+        parts = deque(range(at, min(at + PIECE, len(self.source))) for at in range(0, len(self.source), PIECE))
+        ahead: deque[Future[Piece]] = deque()
+        with ThreadPoolExecutor(workers) as pool:
+            while parts or ahead:
+                while parts and len(ahead) < 2 * workers:
+                    ahead.append(pool.submit(self._decode, parts.popleft()))
+                yield ahead.popleft().result()
+
+    def _decode(self, part: range) -> Piece:
+        images: list[np.ndarray] = []
+        places, bad = [], []
+        for i in part:
+            try:
+                data, where = read(self.source, i)
+                images.append(decode.pixels(data, where=where))
+                places.append(i)
+            except DecodeError as error:
+                bad.append(Bad(i, self.source.id(i), error.reason, error.detail, i))
+        size = np.array([image.shape[:2] for image in images], np.int64).reshape(-1, 2)
+        pixels = np.concatenate([image.reshape(-1) for image in images]) if images else np.empty(0, np.uint8)
+        return Piece(part.stop, np.array(places, np.int64), size, pixels, bad)
 
     # ------------------------------------------------------------ the stream
 
