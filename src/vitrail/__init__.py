@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 # public name -> the module that defines it
 _PUBLIC = {
-    "create_model": "vitrail.model.variants",
+    "create_model": "vitrail.weights.create",
     "list_models": "vitrail.model.variants",
     "load_model": "vitrail.weights.load",
     "save_model": "vitrail.weights.store",
