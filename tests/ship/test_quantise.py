@@ -17,7 +17,7 @@ CONFIG = ViTConfig(width=64, depth=2, heads=2, mlp_width=128, patch_size=(7, 7),
 
 @pytest.fixture(scope="module")
 def trained():
-    """A small model that knows some of Fashion-MNIST: 150 steps."""
+    """A small model that knows some of Fashion-MNIST: 120 steps."""
     source = open_source("builtin:fashion", "train[:2000]")
     images = np.stack([np.broadcast_to(source.read(i).data.reshape(28, 28, 1), (28, 28, 3)) for i in range(2000)])
     model = build(CONFIG, seed=0)
@@ -27,8 +27,8 @@ def trained():
     y = torch.as_tensor(np.asarray(source.labels))
     optimiser = torch.optim.AdamW(model.parameters(), 2e-3)
     pick = torch.Generator().manual_seed(0)
-    for _ in range(150):
-        chosen = torch.randint(0, 2000, (64,), generator=pick)
+    for _ in range(120):
+        chosen = torch.randint(0, 2000, (48,), generator=pick)
         loss = torch.nn.functional.cross_entropy(model(x[chosen]), y[chosen])
         optimiser.zero_grad()
         loss.backward()
@@ -36,29 +36,38 @@ def trained():
     return model.eval()
 
 
+@pytest.fixture(scope="module")
+def lowered(trained, tmp_path_factory):
+    """What `export` says of each dtype; written once."""
+    return {
+        dtype: export(trained, tmp_path_factory.mktemp(dtype) / "m.onnx", dtype=dtype, data="builtin:fashion", split="test", images=600)
+        for dtype in ("int8", "fp16")
+    }
+
+
 @pytest.mark.parametrize("dtype", ["int8", "fp16"])
-def test_a_low_precision_file_keeps_top_1_within_a_point(trained, dtype, tmp_path):
-    result = export(trained, tmp_path / "m.onnx", dtype=dtype, data="builtin:fashion", split="test", images=600)
-    told = result.accuracy
-    assert told["before"] > 60, "the model knows something"
+def test_a_low_precision_file_keeps_top_1_within_a_point(lowered, dtype):
+    told = lowered[dtype].accuracy
+    assert told["before"] > 55, "the model knows something"
     assert told["before"] - told["after"] <= 1.0
     assert told["agreement"] >= 97
     assert 0 < told["total_variation"] < 0.05, "it is another file, and nearly the same answers"
-    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
-    if dtype == "int8":
-        assert set(told["sensitivity"]) == {
-            f"blocks.{b}.{layer}" for b in (0, 1) for layer in ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
-        }
+    assert [file.name for file in lowered[dtype].path.parent.iterdir()] == ["m.onnx"]
 
 
-def test_residual_additions_stay_float_and_products_become_int8(trained, tmp_path):
+def test_int8_says_how_much_each_layer_minds(lowered):
+    assert set(lowered["int8"].accuracy["sensitivity"]) == {
+        f"blocks.{b}.{layer}" for b in (0, 1) for layer in ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
+    }
+
+
+def test_residual_additions_stay_float_and_products_become_int8(lowered):
     import onnx
 
-    export(trained, tmp_path / "m.onnx", dtype="int8", data="builtin:fashion", split="test", images=200, fixed_size=True)
-    graph = onnx.load(str(tmp_path / "m.onnx")).graph
+    graph = onnx.load(str(lowered["int8"].path)).graph
     makes = {name: node for node in graph.node for name in node.output}
-    kinds = [node.op_type for node in graph.node]
-    assert kinds.count("QuantizeLinear") >= 4
+    int8_weights = {name for name in (t.name for t in graph.initializer) if name.endswith("_quantized")}
+    assert len(int8_weights) == 8, "four dense layers a block"
     for node in graph.node:
         if node.op_type == "Add":
             assert all(makes[name].op_type != "DequantizeLinear" for name in node.input if name in makes)

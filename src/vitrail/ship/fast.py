@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -167,7 +166,7 @@ def candidates(predictor: Predictor) -> Iterator[tuple[str, Callable[[], Runtime
             if not graph:
                 folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="vitrail-fast-")))
                 draft = folder / "model.onnx"
-                write(trace(predictor, dynamic=False, preprocess=False), draft, "onnx", predictor.card, metadata(predictor, False))
+                write(trace(predictor, dynamic=False, preprocess=False), draft, "onnx", metadata(predictor, False))
                 graph.append(draft)
             return graph[0]
 

@@ -28,7 +28,7 @@ from vitrail.ship.inputs import Inputs, Item, failure, open_inputs
 from vitrail.ship.predictor import Predictor
 from vitrail.ship.tables import Layout, Pieces, Row, format_for
 
-__all__ = ["Predictions", "Predictor", "answers", "load_predictors", "predict"]
+__all__ = ["Predictions", "Predictor", "answers", "columns", "load_predictors", "predict"]
 
 PIECE_ROWS = 8192
 PIECE_S = 30.0  # a piece is closed after so long, however few its rows
@@ -108,7 +108,7 @@ def predict(
             _count(result, batch)
     else:
         path = rank_path(Path(out))
-        layout = Layout(format_for(path, format), _columns(predictor, top, embed), embed, inputs.labelled)
+        layout = Layout(format_for(path, format), columns(predictor, top, embed), embed, inputs.labelled)
         job = {"model": predictor.identity, "images": inputs.fingerprint(), "items": [first, stop], "batch_size": batch_size}
         pieces = Pieces(path, layout, {**job, "format": layout.format, "top": top, "embed": embed}, overwrite=overwrite)
         result.path, result.resumed_at = path, pieces.position(first)
@@ -151,7 +151,8 @@ def _count(result: Predictions, batch: Answered) -> None:
     result.bad += batch.skipped[: SHOWN - len(result.bad)] if len(result.bad) < SHOWN else []
 
 
-def _columns(predictor: Predictor, top: int, embed: bool) -> int:
+def columns(predictor: Predictor, top: int, embed: bool) -> int:
+    """Answers, or features, that a row has."""
     return int(predictor.model.config.head_width) if embed else min(top, len(predictor.classes))  # type: ignore[union-attr, arg-type]
 
 

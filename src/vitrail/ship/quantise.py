@@ -9,9 +9,11 @@ gate passes, or the export is refused.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,7 @@ def lower(draft: Path, predictor: Predictor, result: Exported, *, data: Any, spl
     low = draft.with_name(draft.name + ".low")
     try:
         if result.dtype == "fp16":
-            to_fp16(draft, low)
+            to_fp16(predictor, low, dynamic=result.dynamic_size, preprocess=result.preprocess)
             report = judged(low, before, gate, truth)
         else:
             report = int8_within(draft, low, predictor, pixels[:calibration], before, gate, truth, bound, result)
@@ -111,19 +113,23 @@ def judged(path: Path, before: np.ndarray, gate: np.ndarray, truth: np.ndarray) 
 # ---------------------------------------------------------------- fp16
 
 
-def to_fp16(source: Path, target: Path) -> None:
-    """Weights and products in fp16; norms and softmax in fp32, input and output too."""
-    import onnx
+class HalfLinear(nn.Linear):
+    """Weights and product in fp16, input and output in the type around it."""
 
-    try:
-        from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
-    except ImportError:
-        raise missing_extra("onnxruntime", "export", "Writing fp16") from None
-    model = onnx.load(str(source))
-    del model.graph.value_info[:]
-    kept = [*DEFAULT_OP_BLOCK_LIST, "LayerNormalization", "Softmax", "InstanceNormalization", "ReduceMean", "ReduceSum", "Range", "Pow"]
-    half = convert_float_to_float16(model, keep_io_types=True, op_block_list=kept, disable_shape_infer=True)
-    onnx.save(half, str(target))
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x.half(), self.weight, self.bias).to(x.dtype)
+
+
+def to_fp16(predictor: Predictor, target: Path, *, dynamic: bool, preprocess: bool) -> None:
+    """Dense layers in fp16; norms, softmax, residual additions, input and output in fp32."""
+    from vitrail.ship.export import metadata, trace, write
+
+    halved = copy.copy(predictor)
+    halved.model = copy.deepcopy(predictor.model)
+    for name, layer in halved.model.named_modules():
+        if type(layer) is nn.Linear and name not in KEPT_FLOAT:
+            layer.half().__class__ = HalfLinear
+    write(trace(halved, dynamic=dynamic, preprocess=preprocess), target, "onnx", metadata(predictor, preprocess))
 
 
 # ---------------------------------------------------------------- int8
@@ -177,27 +183,23 @@ def sensitivity(model: nn.Module, images: Tensor) -> dict[str, float]:
     return found
 
 
-class eight_bits:  # noqa: N801
+@contextmanager
+def eight_bits(layer: nn.Linear) -> Iterator[None]:
     """While open, one dense layer computes with int8 weights (by row) and 8-bit inputs (by tensor)."""
+    scale = layer.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+    rounded = (layer.weight / scale).round() * scale
 
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
+    def run(_layer: nn.Module, given: tuple[Tensor, ...], _out: Tensor) -> Tensor:
+        x = given[0]
+        low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+        step = ((high - low) / 255).clamp(min=1e-12)
+        return torch.nn.functional.linear(((x - low) / step).round() * step + low, rounded, layer.bias)
 
-    def __enter__(self) -> None:
-        weight = self.layer.weight
-        scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-        rounded = (weight / scale).round().clamp(-127, 127) * scale
-
-        def run(_layer: nn.Module, given: tuple[Tensor, ...], _out: Tensor) -> Tensor:
-            x = given[0]
-            low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
-            step = ((high - low) / 255).clamp(min=1e-12)
-            return torch.nn.functional.linear(((x - low) / step).round() * step + low, rounded, self.layer.bias)
-
-        self.handle = self.layer.register_forward_hook(run)
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.remove()
+    handle = layer.register_forward_hook(run)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def fold_weights(source: Path, target: Path) -> dict[str, str]:
@@ -257,7 +259,12 @@ def to_int8(source: Path, target: Path, calibration: np.ndarray, nodes: list[str
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            extra_options={"MatMulConstBOnly": True, "ActivationSymmetric": False},
+            # what a product adds to the residual stream, and its bias, stay float
+            extra_options={
+                "MatMulConstBOnly": True,
+                "ActivationSymmetric": False,
+                "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
+            },
         )
     finally:
         logging.getLogger("root").setLevel(quiet)

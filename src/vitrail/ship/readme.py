@@ -106,10 +106,11 @@ def summary(card: Card) -> str:
 
 
 def usage(card: Card) -> str:
-    return code(
-        "vitrail predict . photos/        # classes with probabilities\nvitrail serve .                  # over HTTP, with a page to try it",
-        "sh",
-    )
+    lines = [
+        "vitrail predict . photos/        # classes with probabilities",
+        "vitrail serve .                  # over HTTP, with a page to try it",
+    ]
+    return code("\n".join(lines), "sh")
 
 
 def metrics_table(metrics: Mapping[str, Any]) -> str:

@@ -186,6 +186,10 @@ class Pieces:
                 chain.append((start, stop, path))
         return chain
 
+    def spans(self) -> set[tuple[int, int]]:
+        """(start, stop) of every whole piece, in whatever order they were written."""
+        return {(int(m[1]), int(m[2])) for path in self.folder.iterdir() if (m := _PIECE.match(path.name))}
+
     def position(self, start: int) -> int:
         """The first item that is still to be answered."""
         done = self.pieces()
