@@ -24,7 +24,7 @@ from vitrail.errors import UsageError
 @click.option("--threads", default=None, type=click.IntRange(1), help="Threads that read and decode (default: all cores, at most 8).")
 @click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
 @click.option("--fast", is_flag=True, help="The fastest CPU runtime that keeps its bound (extra 'export').")
-@click.option("--ray", "on_ray", is_flag=True, help="Answer on a Ray cluster (extra 'ray'); --out names a folder of parquet files.")
+@click.option("--ray", "on_ray", is_flag=True, help="Answer on a Ray cluster (extra 'ray'): RAY_ADDRESS, or this machine; needs --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
     weights: str,
@@ -47,9 +47,13 @@ def command(
         from vitrail.ship.cluster import predict_on_ray
 
         if out is None:
-            raise UsageError("--ray writes files: where to?", hint="--out FOLDER")
-        batch = {key: options[key] for key in ("split", "top", "embed", "batch_size", "device")}
-        emit(predict_on_ray(weights, what, out, **batch), as_json)
+            raise UsageError("--ray writes a file: where to?", hint="--out answers.parquet, where every node of the cluster sees it")
+        if options.pop("fast"):
+            raise UsageError("--fast is chosen for one machine, and --ray answers on many.", hint="leave one of them out")
+        result = predict_on_ray(weights, what, out, format=format_, **options)
+        emit(result, as_json)
+        if not as_json:
+            _name_skipped(result)
         return
     from vitrail.ship.predict import predict
 
