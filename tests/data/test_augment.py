@@ -113,3 +113,13 @@ def test_mistakes_are_named():
         Augment(SPECS["strong2"], seed=0, classes=5, group=1)
     with pytest.raises(UsageError, match="mix labels"):
         Augment(SPECS["strong2"], seed=0, classes=0, group=8)
+
+
+@pytest.mark.parametrize("mean", [(0.1, 0.5, 0.9), (0.25,)])
+def test_corners_that_a_rotation_leaves_have_the_colour_of_the_mean(mean):
+    spec = AugmentSpec(flip=0, randaugment="timm", randaugment_layers=1, randaugment_magnitude=10)
+    data = batch(64, size=(64, 48))
+    data.images = torch.full_like(data.images, 255)
+    images, _ = augment(spec, data, mean=mean, std=mean)
+    wanted = torch.tensor([round(255 * m) for m in (mean if len(mean) == 3 else 3 * mean)], dtype=torch.uint8)
+    assert (images == wanted.view(1, 3, 1, 1)).all(1).flatten(1).any(1).sum() > 4

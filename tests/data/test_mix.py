@@ -1,11 +1,12 @@
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vitrail.data.mix import Mix, beta, erase, mix, plan_mix, roll
+from vitrail.data.mix import Mix, beta, erase, erased_boxes, mix, plan_mix, roll
 from vitrail.kernels import draws
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "p04"
@@ -84,3 +85,27 @@ def test_draws_do_not_depend_on_the_split():
     whole = plan_mix(0.8, 1.0, 0.9, 0.5, 7, np.arange(64) // 8, (16, 16))
     part = plan_mix(0.8, 1.0, 0.9, 0.5, 7, np.arange(32, 48) // 8, (16, 16))
     assert (whole.share[32:48] == part.share).all() and (whole.box[32:48] == part.box).all()
+
+
+def erased_box(probability, stream, size):
+    """One sample's box, written plainly: the twin of `erased_boxes`."""
+    if stream.uniform() >= probability:
+        return 0, 0, 0, 0
+    rows, columns = size
+    for _ in range(10):
+        area = stream.uniform(0.02, 1 / 3) * rows * columns
+        aspect = math.exp(stream.uniform(math.log(0.3), math.log(1 / 0.3)))
+        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if height < rows and width < columns:
+            top, left = stream.integer(rows - height + 1), stream.integer(columns - width + 1)
+            return top, left, top + height, left + width
+    return 0, 0, 0, 0
+
+
+@pytest.mark.parametrize("size", [(24, 20), (224, 224), (3, 40), (1, 1)])
+def test_boxes_to_erase_are_drawn_for_all_samples_as_for_one(size):
+    positions = np.arange(5000, 5400)
+    words = draws.key(7, "erase")
+    expected = [erased_box(0.6, draws.Stream(words, int(p)), size) for p in positions]
+    assert erased_boxes(0.6, 7, positions, size).tolist() == [list(box) for box in expected]
+    assert not erased_boxes(0.0, 7, positions, size).any()

@@ -142,3 +142,10 @@ def test_a_full_disk_leaves_no_half_shard(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pack.json"]
     monkeypatch.undo()
     assert pack("builtin:shapes?n=20", tmp_path / "out", split="train", progress=False).images == {"train": 20}
+
+
+def test_a_destination_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        assert main(["data", "pack", "builtin:shapes?n=4", str(tmp_path / place)]) == 2
+        assert "is a file" in capsys.readouterr().err

@@ -78,20 +78,31 @@ def pack_command(src: str, dst: str, as_json: bool, **options: Any) -> None:
 @command.command("show")
 @click.argument("src")
 @opening
-@click.option("--out", default="sheet.png", show_default=True, type=click.Path(dir_okay=False), help="The PNG to write.")
+@click.option("--out", default="sheet.png", show_default=True, type=click.Path(dir_okay=False), help="The PNG (or JPEG) to write.")
 @click.option("--count", default=32, show_default=True, type=click.IntRange(1, 1024), help="Images shown.")
 @click.option("--cell", default=128, show_default=True, type=click.IntRange(16, 1024), help="Pixels of one picture.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice and of every augmentation.")
 @click.option("--recipe", default=None, help="Show images as this recipe augments them (default: crop and flip).")
-@click.option("--size", default=224, show_default=True, type=click.IntRange(8, 2048), help="Pixels of the training crop.")
+@click.option("--size", default=None, type=click.IntRange(8, 2048), help="Pixels of the training crop (default: the recipe's, else 224).")
 @click.option("--views", default=3, show_default=True, type=click.IntRange(0, 16), help="Augmented views of each image; 0: none.")
 @click.option("--allow", multiple=True, help="A kind of data problem to accept (see data check).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def show_command(src: str, as_json: bool, recipe: str | None, size: int, **options: Any) -> None:
+def show_command(src: str, as_json: bool, recipe: str | None, size: int | None, **options: Any) -> None:
     """Write a contact sheet: images with their labels, as they are and as training sees them."""
     from vitrail.config import Recipe, load_recipe
     from vitrail.data.crop import TrainView
     from vitrail.data.show import show
 
     spec = load_recipe(recipe) if recipe else Recipe()
-    emit(show(src, view=TrainView.of(spec.data, size), augment=spec.augment, **options), as_json)
+    view = TrainView.of(spec.data, size or image_size(spec))
+    emit(show(src, view=view, augment=spec.augment, mean=spec.data.mean, std=spec.data.std, **options), as_json)
+
+
+def image_size(recipe: Any) -> tuple[int, int]:
+    """(rows, columns) that a recipe trains at; 224 where its weights alone know."""
+    from vitrail.model.names import config_for
+
+    if recipe.model.image_size is None and not recipe.model.name:
+        return 224, 224
+    rows, columns = config_for(recipe.model.name, image_size=recipe.model.image_size).image_size
+    return rows, columns

@@ -43,7 +43,7 @@ class Augment:
         contrast_bug: bool = False,
     ) -> None:
         self.spec, self.seed, self.classes, self.group = spec, seed, classes, group
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std = (tuple(v) if len(v) == 3 else 3 * tuple(v) for v in (mean, std))
         self.contrast_bug = contrast_bug  # big_vision's Contrast of 2022: towards pixels / 256, not the mean
         self.mixes = spec.mixup > 0 or spec.cutmix > 0
         self._check()

@@ -28,6 +28,7 @@ from vitrail.data.names import shown
 from vitrail.data.problem import HARMLESS, KINDS, Problem
 from vitrail.data.source import Source, list_splits, open_source
 from vitrail.errors import DecodeError, UsageError, nearest
+from vitrail.runtime.cores import cores
 from vitrail.runtime.progress import Progress, duration, quantity
 
 __all__ = ["CheckReport", "SplitReport", "check"]
@@ -247,7 +248,7 @@ def check(
     )
     sources = [open_source(where, name, allow="all", **options) for name in names]
     total = sum(map(len, sources))
-    workers = workers or min(32, os.cpu_count() or 1)
+    workers = workers or min(32, cores())
     reports, seen, done = [], [], 0
     with Progress(quiet=not progress) as line:
         for source in sources:
@@ -274,7 +275,7 @@ def check(
 
 def _said(split: str | None, done: int, total: int, seconds: float) -> str:
     left = duration(seconds / done * (total - done))
-    return f"checking {split or ''} {done:,} of {total:,}, {done / seconds:,.0f} images/s, {left} left"
+    return f"checking {f'{split} ' if split else ''}{done:,} of {total:,}, {done / seconds:,.0f} images/s, {left} left"
 
 
 def _lines(report: CheckReport) -> Iterator[str]:

@@ -31,8 +31,9 @@ from vitrail.data.source import Source
 from vitrail.data.transform import Preprocess
 from vitrail.data.worker import EvalMaker, Filled, Maker, TrainMaker
 from vitrail.errors import UsageError
+from vitrail.runtime.cores import cores
 
-__all__ = ["EvalStream", "Labels", "TrainStream", "cores", "default_workers", "make_order"]
+__all__ = ["EvalStream", "Labels", "TrainStream", "default_workers", "make_order", "rank_cores"]
 
 PREFETCH = 3  # batches ready or being made ahead of the consumer
 FEW = 512  # fewer images than this to evaluate are not worth starting processes for
@@ -213,18 +214,9 @@ def default_workers(source: Source, image_size: tuple[int, int], threads: bool =
     images = getattr(source, "images", None)
     if isinstance(images, np.ndarray) and images.shape[1] * images.shape[2] <= image_size[0] * image_size[1]:
         return 0
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(32, cores() // ranks))
+    return min(32, rank_cores())
 
 
-def cores() -> int:
-    """Cores this process may use: its affinity, and its container's quota where that is smaller."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        count = os.cpu_count() or 1
-    try:
-        quota, period = open("/sys/fs/cgroup/cpu.max").read().split()
-        return count if quota == "max" else max(1, min(count, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        return count
+def rank_cores() -> int:
+    """This rank's share of the cores of its machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.kernels import draws
 
-__all__ = ["Mix", "beta", "erase", "mix", "plan_mix", "roll"]
+__all__ = ["Mix", "beta", "erase", "erased_boxes", "mix", "plan_mix", "roll"]
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ def erase(images: Tensor, probability: float, seed: int, positions: np.ndarray, 
     """Random erasing as timm's mode "pixel": one box of 2 % … a third of the image, filled with noise that is
     standard normal once normalised. Float images in 0..255, changed in place."""
     size = images.shape[2], images.shape[3]
-    words = draws.key(seed, "erase")
-    boxes = np.array([_erased(probability, draws.Stream(words, int(p)), size) for p in positions], np.int64).reshape(-1, 4)
+    boxes = erased_boxes(probability, seed, positions, size)
     rows = np.flatnonzero(boxes[:, 2] > boxes[:, 0])
     if not len(rows):
         return images
@@ -137,15 +136,22 @@ def erase(images: Tensor, probability: float, seed: int, positions: np.ndarray, 
     return images
 
 
-def _erased(probability: float, stream: draws.Stream, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    if stream.uniform() >= probability:
-        return 0, 0, 0, 0
+def erased_boxes(probability: float, seed: int, positions: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(N, 4) int64: top, left, bottom, right of what is erased; zeros where nothing is. Ten attempts, as timm."""
     rows, columns = size
+    streams = draws.Streams(draws.key(seed, "erase"), positions)
+    out = np.zeros((len(positions), 4), np.int64)
+    rest = np.flatnonzero(streams.uniform(np.arange(len(positions))) < probability)
     for _ in range(10):
-        area = stream.uniform(0.02, 1 / 3) * rows * columns
-        aspect = math.exp(stream.uniform(math.log(0.3), math.log(1 / 0.3)))
-        height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if height < rows and width < columns:
-            top, left = stream.integer(rows - height + 1), stream.integer(columns - width + 1)
-            return top, left, top + height, left + width
-    return 0, 0, 0, 0
+        if not len(rest):
+            break
+        area = streams.uniform(rest, 0.02, 1 / 3) * rows * columns
+        logs = streams.uniform(rest, math.log(0.3), math.log(1 / 0.3))
+        aspect = np.fromiter(map(math.exp, logs.tolist()), np.float64, len(rest))  # numpy's exp may differ in the last bit
+        height, width = np.rint(np.sqrt(area * aspect)).astype(np.int64), np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        fits = (height < rows) & (width < columns)
+        done, height, width = rest[fits], height[fits], width[fits]
+        top, left = streams.integer(done, rows - height + 1), streams.integer(done, columns - width + 1)
+        out[done] = np.stack([top, left, top + height, left + width], 1)
+        rest = rest[~fits]
+    return out

@@ -37,6 +37,7 @@ from vitrail.data.resize import resize
 from vitrail.data.source import Listing, Options, Source, list_splits, open_source
 from vitrail.data.split import parse, shuffled
 from vitrail.errors import DataError, DecodeError, ResourceError, UsageError, missing_extra
+from vitrail.runtime.cores import cores
 from vitrail.runtime.disk import fsync_directory, write_atomic
 from vitrail.runtime.lock import RunLock
 from vitrail.runtime.progress import Progress, duration
@@ -123,10 +124,9 @@ def pack(
         raise UsageError(f"to={to!r}; shards are 'parquet' or 'tar'.")
     if to == "parquet":
         _pyarrow()
-    folder = Path(dst)
-    folder.mkdir(parents=True, exist_ok=True)
     sources = _open(where, split, allow, options)
-    with RunLock(folder), ThreadPoolExecutor(workers or min(32, os.cpu_count() or 1)) as pool, Progress(quiet=not progress) as line:
+    folder = _folder(dst)
+    with RunLock(folder), ThreadPoolExecutor(workers or min(32, cores())) as pool, Progress(quiet=not progress) as line:
         plan = _agree(folder, _plan(sources, where, to, resize, quality, shard_mb, seed, shuffle))
         done = _finished(folder)
         kept = len(done.shards)
@@ -139,6 +139,17 @@ def pack(
     left_out = [one for shard in sorted(done.left_out) for one in done.left_out[shard]]
     size = sum(size for size, _ in done.shards.values())
     return PackResult(str(folder), images, dict(plan.shards), kept, left_out, size, time.perf_counter() - start)
+
+
+def _folder(dst: str | os.PathLike[str]) -> Path:
+    folder = Path(dst)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"{shown(str(dst))} is a file; the shards need a folder.", hint="give a new folder") from None
+    except OSError as error:
+        raise ResourceError(f"{shown(str(dst))} cannot be made: {error.strerror}.", hint="choose another folder") from None
+    return folder
 
 
 def _pyarrow() -> Any:
@@ -322,7 +333,9 @@ def _write(folder: Path, name: str, images: list[Packed], first: int, source: So
         draft.unlink(missing_ok=True)
         if error.errno == errno.ENOSPC:
             raise ResourceError(f"{folder}: no space left for {name}.", hint="make room and run this again: it goes on here") from None
-        raise
+        raise ResourceError(
+            f"{folder}: {name} cannot be written: {error.strerror or error}.", hint="run this again: it goes on here"
+        ) from None
     return final.stat().st_size
 
 

@@ -26,7 +26,7 @@ from vitrail.data import decode
 from vitrail.data.batch import Batch
 from vitrail.data.boxes import inception_boxes, random_resized_boxes
 from vitrail.data.crop import TrainView
-from vitrail.data.loader import Labels, cores, make_order
+from vitrail.data.loader import Labels, make_order, rank_cores
 from vitrail.data.order import BatchLayout
 from vitrail.data.quarantine import IN_A_ROW, Bad, Quarantine
 from vitrail.data.source import Source
@@ -87,7 +87,7 @@ class ResidentStream:
         self.step = start_step
         self._labels = Labels(source)
         self._record = Quarantine(len(source))
-        self._load(cores() if workers is None else max(1, workers))
+        self._load(rank_cores() if workers is None else max(1, workers))
 
     @staticmethod
     def fits(source: Source, view: TrainView, room_bytes: int) -> bool:

@@ -21,12 +21,12 @@ from vitrail.data import decode
 from vitrail.data.augment import Augment
 from vitrail.data.batch import Batch
 from vitrail.data.crop import TrainView
-from vitrail.data.encode import encode_png
+from vitrail.data.encode import encode_jpeg, encode_png
 from vitrail.data.names import shown
 from vitrail.data.resize import resize
 from vitrail.data.source import Source, list_splits, open_source
 from vitrail.data.split import shuffled
-from vitrail.errors import DecodeError
+from vitrail.errors import DecodeError, ResourceError, UsageError
 from vitrail.kernels import draws
 from vitrail.runtime.disk import write_atomic
 
@@ -63,15 +63,19 @@ def show(
     seed: int = 0,
     view: TrainView | None = None,
     augment: Any = None,
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5),
+    std: tuple[float, ...] = (0.5, 0.5, 0.5),
     views: int = 3,
     allow: Collection[str] = (),
     **options: Any,
 ) -> Sheet:
-    """Write a contact sheet of `count` images of `where`, every class in turn.
+    """Write a contact sheet (PNG, or JPEG by its name) of `count` images of `where`, every class in turn.
 
-    view, augment: a recipe's training crop and its augment section (default: Inception crops
-    of 224 pixels, nothing else); views: how many augmented versions to show, 0 for none.
+    view, augment, mean, std: a recipe's training crop, its augment section and its pixel range
+    (default: Inception crops of 224 pixels, nothing else); views: how many augmented versions
+    to show, 0 for none.
     """
+    _check_name(Path(out))
     if split is None and isinstance(where, str | os.PathLike):
         split = next(iter(list_splits(where, image=options.get("image"), label=options.get("label"))), None)
     source = open_source(where, split, allow=allow, **options)
@@ -85,10 +89,28 @@ def show(
         except DecodeError as error:
             raw.append(None)
             unreadable.append(shown(error.message))
-    seen = [_augmented(source, places, raw, view, augment, seed, k) for k in range(views)]
+    changed = None
+    if augment is not None:
+        group, classes = math.gcd(len(places), 8), max(1, len(source.classes))
+        changed = Augment(augment, seed=seed, classes=classes, group=group, mean=mean, std=std)
+    seen = [_augmented(source, places, raw, view, changed, seed, k) for k in range(views)]
     sheet = _compose(source, places, raw, seen, cell)
-    write_atomic(Path(out), encode_png(sheet))
+    _save(Path(out), sheet)
     return Sheet(str(out), len(places), views, unreadable, sheet.shape[1], sheet.shape[0])
+
+
+def _check_name(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise UsageError(f"{shown(str(path))}: a contact sheet is a .png or a .jpg.", hint=f"--out {shown(path.stem) or 'sheet'}.png")
+
+
+def _save(path: Path, sheet: np.ndarray) -> None:
+    data = encode_png(sheet) if path.suffix.lower() == ".png" else encode_jpeg(sheet)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+    except OSError as error:
+        raise ResourceError(f"{shown(str(path))} cannot be written: {error.strerror}.", hint="choose another --out") from None
 
 
 def _read(source: Source, i: int) -> np.ndarray:
@@ -97,7 +119,7 @@ def _read(source: Source, i: int) -> np.ndarray:
 
 
 def _augmented(
-    source: Source, places: np.ndarray, raw: list[np.ndarray | None], view: TrainView, augment: Any, seed: int, epoch: int
+    source: Source, places: np.ndarray, raw: list[np.ndarray | None], view: TrainView, augment: Augment | None, seed: int, epoch: int
 ) -> np.ndarray:
     """uint8 (N, rows, columns, 3): every image as it would come at this position of the stream."""
     positions = np.arange(len(places), dtype=np.int64) + epoch * len(places)
@@ -111,8 +133,7 @@ def _augmented(
     wanted: Any = torch.as_tensor(labels[places]) if isinstance(labels, np.ndarray) else _hot(labels, places, len(source.classes))
     index = torch.as_tensor(places)
     batch = Batch(images, wanted, index, torch.from_numpy(positions), torch.ones(len(places), dtype=torch.bool), positions)
-    group = math.gcd(len(places), 8)
-    made, _ = Augment(augment, seed=seed, classes=max(1, len(source.classes)), group=group)(batch)
+    made, _ = augment(batch)
     return made.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy() if made.is_floating_point() else _nhwc(made)
 
 
