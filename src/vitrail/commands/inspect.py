@@ -39,9 +39,9 @@ def command(
     from vitrail.inspect.report import inspect
 
     if weights is None:
-        from vitrail.weights.hub import DEFAULT_MODEL
+        from vitrail.weights.hub import default_model
 
-        weights = DEFAULT_MODEL
+        weights = default_model()
     out = out or f"inspect-{folder_name(weights)}"
     report = inspect(weights, images, out=out, split=split, count=count, show=show, tsne=tsne, device=device)
     emit(report, as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -71,12 +72,27 @@ def command(
 def _sort_out(weights: str, images: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     if images:
         return weights, images
-    if weights.endswith((".safetensors", ".npz", ".pth", ".pt")):
+    if _is_weights(weights):
         raise UsageError(f"which images should {weights} answer?", hint=f"vitrail predict {weights} photos/")
-    from vitrail.weights.hub import DEFAULT_MODEL
+    from vitrail.weights.hub import default_model
 
-    click.echo(f"vitrail predict: no weights given, {DEFAULT_MODEL} answers", err=True)
-    return DEFAULT_MODEL, (weights,)
+    chosen = default_model()
+    click.echo(f"vitrail predict: no weights given, {chosen} answers", err=True)
+    return chosen, (weights,)
+
+
+def _is_weights(text: str) -> bool:
+    """Is the one argument a model rather than images?"""
+    from vitrail.weights.hub import builtin_names
+    from vitrail.weights.load import NAMES, SUFFIXES
+
+    scheme, _, rest = text.partition(":")
+    if scheme in ("timm", "gs", "hf") and rest.startswith("//"):
+        return not rest.startswith("//datasets/")
+    if scheme == "builtin":
+        return rest in builtin_names()
+    path = Path(text).expanduser()
+    return path.suffix in SUFFIXES or any((path / name).is_file() for name in NAMES)
 
 
 class _Printer:

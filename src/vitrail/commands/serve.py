@@ -63,7 +63,9 @@ def command(
         return run_worker(load, socket.socket(fileno=fd), limits)
 
     from vitrail.ship.serve.supervise import bind, is_loopback, supervise
+    from vitrail.weights.hub import default_model
 
+    weights = weights or (default_model(),)
     sock = bind(host, port)
     address = f"http://{host}:{sock.getsockname()[1]}"
     emit({"address": address}, as_json, f"vitrail serve: listening on {address}")

@@ -228,11 +228,11 @@ def freeze(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if type(module) is Root:
             module.__class__ = FramedRoot
-            module.whole = hybrid
+            module.whole = hybrid  # type: ignore[assignment]
         if type(module) is StdConv:
             module.weight = nn.Parameter(module.standardised().detach(), requires_grad=False)
             module.__class__ = FrozenConv
-            module.whole = hybrid
+            module.whole = hybrid  # type: ignore[assignment]
     return model
 
 

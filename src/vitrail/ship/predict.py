@@ -281,9 +281,9 @@ def load_predictors(
     if threads:
         torch.set_num_threads(threads)
     if not weights:
-        from vitrail.weights.hub import DEFAULT_MODEL
+        from vitrail.weights.hub import default_model
 
-        weights = (DEFAULT_MODEL,)
+        weights = (default_model(),)
     options = {} if max_pixels is None else {"max_pixels": max_pixels}
     found: dict[str, Predictor] = {}
     for where in weights:

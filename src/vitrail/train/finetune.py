@@ -158,9 +158,9 @@ def plan_for(weights: str, data: str, wishes: Wishes, overrides: Iterable[str] =
 
 def default_model() -> str:
     """The model in the box."""
-    from vitrail.weights.hub import DEFAULT_MODEL
+    from vitrail.weights import hub
 
-    return DEFAULT_MODEL
+    return hub.default_model()
 
 
 def _conclude(

@@ -21,9 +21,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from vitrail.errors import CheckpointError, ResourceError, UsageError, VitrailError, nearest
-from vitrail.weights.download import check_hash, download, room_for
 
-__all__ = ["DEFAULT_MODEL", "builtin_names", "cache_folder", "fetch", "is_offline"]
+__all__ = ["DEFAULT_MODEL", "builtin_names", "cache_folder", "default_model", "fetch", "is_offline"]
 
 DEFAULT_MODEL = "builtin:ti-8"
 BUILTIN = Path(__file__).parent / "builtin"
@@ -85,9 +84,21 @@ def builtin_names() -> list[str]:
     return sorted(path.stem for path in BUILTIN.glob("*.safetensors"))
 
 
+def default_model() -> str:
+    """What answers where no weights are named: DEFAULT_MODEL, or what else is packaged."""
+    packaged = builtin_names()
+    if not packaged:
+        raise UsageError(
+            "no weights were named, and there is no model in the box of this installation.",
+            hint="name weights first: a file, the folder of a run, or for example timm://vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+        )
+    return DEFAULT_MODEL if DEFAULT_MODEL.removeprefix("builtin:") in packaged else f"builtin:{packaged[0]}"
+
+
 def _builtin(name: str) -> Path:
     if name not in builtin_names():
-        raise UsageError(f"no weights are packaged as builtin:{name}{nearest(name, builtin_names())}.")
+        packaged = ", ".join(f"builtin:{known}" for known in builtin_names()) or "none"
+        raise UsageError(f"no weights are packaged as builtin:{name}{nearest(name, builtin_names())}.", hint=f"packaged: {packaged}")
     return BUILTIN / f"{name}.safetensors"
 
 
@@ -120,6 +131,8 @@ def _from_web(url: str, uri: str, offline: bool, sha256: str | None, max_bytes: 
     target = cache_folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:20] / name
     if offline and not target.exists():
         raise _absent(uri, target.parent)
+    from vitrail.weights.download import download  # here and below, not above: asking for a name loads no torch
+
     return download(url, target, sha256=sha256, max_bytes=max_bytes, progress=progress)
 
 
@@ -148,6 +161,8 @@ def _from_hub(address: str, uri: str, offline: bool, sha256: str | None, max_byt
     for name in SIDECARS:
         repository.file(f"{folder}/{name}" if folder else name)
     if sha256 is not None:
+        from vitrail.weights.download import check_hash
+
         check_hash(path, sha256, uri)
     return path
 
@@ -211,6 +226,8 @@ class _Repository:
 
     def _check_size(self, name: str) -> None:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        from vitrail.weights.download import room_for
 
         size = get_hf_file_metadata(hf_hub_url(self.name, name, revision=self.revision, endpoint=self.endpoint)).size
         room_for(size or 0, Path.home(), self.max_bytes, f"{self.uri} ({name})")
