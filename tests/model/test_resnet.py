@@ -164,3 +164,15 @@ def test_evaluation_in_float32_on_the_cpu_sums_the_root_in_float64():
         return (model.root(x).double() - exact).abs().max() / exact.abs().max()
 
     assert error(model.eval()) < error(model.train()) < 1e-5
+
+
+def test_the_stem_of_a_hybrid_is_summed_in_float64_where_a_small_picture_leaves_a_group_few_pixels():
+    config = ViTConfig(
+        width=16, depth=1, heads=2, mlp_width=8, patch_size=1, image_size=(96, 64), classes=3, stem=ResNetStem(layers=(2, 2, 2), width=32)
+    )
+    exact = random_model(config)
+    model = random_model(config).float().eval()
+    x = torch.randn(2, 3, 96, 64)
+    torch.testing.assert_close(model.stem(x).double(), exact.stem(x.double()), rtol=1e-5, atol=1e-6)
+    model.stem(x).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.stem.parameters())

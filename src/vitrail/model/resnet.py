@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["HybridStem", "ResNet", "StdConv"]
 
 
+SMALL_IMAGE = 128 * 128  # pixels up to which the stem of a hybrid is summed in float64 where parity counts
+
+
+def is_reference(module: nn.Module, x_BCHW: Float[Tensor, "B C H W"]) -> bool:
+    """Evaluation in float32 on the CPU, where parity with other implementations is checked; never in a compiled or exported graph."""
+    if torch.compiler.is_compiling() or module.training or torch.is_autocast_enabled("cpu"):
+        return False
+    return x_BCHW.device.type == "cpu" and x_BCHW.dtype == torch.float32
+
+
 class StdConv(nn.Module):
     """A convolution whose kernels are brought to mean 0 and deviation 1 before use, without bias.
 
@@ -90,14 +100,8 @@ class Root(nn.Module):
         if self.norm is None:
             x = self.conv(x_BCHW)
         else:
-            x = F.relu(self.norm(self.precise(x_BCHW) if self.is_reference(x_BCHW) else self.conv(x_BCHW)))
+            x = F.relu(self.norm(self.precise(x_BCHW) if is_reference(self, x_BCHW) else self.conv(x_BCHW)))
         return x if self.small else self.pool(x)
-
-    def is_reference(self, x_BCHW: Float[Tensor, "B C H W"]) -> bool:
-        """Evaluation in float32 on the CPU, where parity with other implementations is checked; never in a compiled or exported graph."""
-        if torch.compiler.is_compiling() or self.training or torch.is_autocast_enabled("cpu"):
-            return False
-        return x_BCHW.device.type == "cpu" and x_BCHW.dtype == torch.float32
 
     def precise(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         """The first convolution summed in float64: the norms behind it amplify its rounding, half the noise of the logits."""
@@ -187,10 +191,17 @@ class HybridStem(nn.Module):
         self.stages = stages_for(stem.layers, stem.width, stem, "v1")
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
+        if is_reference(self, x) and x.shape[2] * x.shape[3] <= SMALL_IMAGE:
+            return self.precise(x)
         x = self.root(x)
         for unit in units(self.stages):
             x = unit(x)
         return x
+
+    def precise(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
+        """In float64: a small picture leaves a group norm few pixels, which amplify rounding, and costs little."""
+        doubled = {name: parameter.double() for name, parameter in self.named_parameters()}
+        return torch.func.functional_call(self, doubled, (x_BCHW.double(),)).to(x_BCHW.dtype)
 
 
 class ResNet(nn.Module):
