@@ -9,9 +9,11 @@ that what is served cannot differ from what was measured.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import io
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from vitrail.ship.fast import Runtime
 
 __all__ = ["Predictor"]
+
+LOOKING = threading.Lock()  # explanations run one at a time: they watch the model with hooks
 
 
 class Predictor:
@@ -126,7 +130,8 @@ class Predictor:
         from vitrail.inspect.overlay import overlay
 
         image, batch, box = self._look(data)
-        maps = attention_rollout(self.model, batch)
+        with LOOKING:
+            maps = attention_rollout(self.watched, batch)
         picture = overlay(image, maps[0].numpy(), box)
         out = io.BytesIO()
         Image.fromarray(picture).save(out, "PNG")
@@ -141,8 +146,9 @@ class Predictor:
 
         image, batch, box = self._look(data)
         height, width = image.shape[:2]
-        rollout = attention_rollout(self.model, batch)
-        layers = class_attention(self.model, batch)[0]  # (layers, heads, rows, columns)
+        with LOOKING:
+            rollout = attention_rollout(self.watched, batch)
+            layers = class_attention(self.watched, batch)[0]  # (layers, heads, rows, columns)
         top, left, bottom, right = box
         return {
             "model": self.name,
@@ -152,6 +158,12 @@ class Predictor:
             "layers": _rounded(layers),
             "note": self._look_note(),
         }
+
+    @functools.cached_property
+    def watched(self) -> nn.Module:
+        """The model once more, with the same parameters: hooks on it see no batch that another thread answers meanwhile."""
+        shared = [*self.model.parameters(), *self.model.buffers()]
+        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
 
     def _look(self, data: bytes) -> tuple[np.ndarray, Tensor, Any]:
         if not hasattr(self.model, "blocks"):
