@@ -41,16 +41,23 @@ class Timing:
 
 
 def passes(
-    once: Callable[[], object], device: torch.device, *, warm_up: int = WARM_UP, runs: int = RUNS, budget_s: float = BUDGET_S
+    once: Callable[[], object],
+    device: torch.device,
+    *,
+    warm_up: int = WARM_UP,
+    runs: int = RUNS,
+    budget_s: float = BUDGET_S,
+    least: int = LEAST,
 ) -> list[float]:
-    """Seconds of each pass: after warm-up, `runs` of them or as many as the budget allows (at least three)."""
+    """Seconds of each pass: after warm-up, `runs` of them or as many as the budget allows, and never fewer than `least`."""
     for _ in range(warm_up):
         once()
     timed = _on_the_gpu if device.type == "cuda" else _on_the_host
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    begun, seconds = time.perf_counter(), []
-    while len(seconds) < LEAST or (len(seconds) < runs and time.perf_counter() - begun < budget_s):
+    seconds: list[float] = []
+    begun = time.perf_counter()
+    while len(seconds) < least or (len(seconds) < runs and time.perf_counter() - begun < budget_s):
         seconds.append(timed(once))
     return seconds
 
