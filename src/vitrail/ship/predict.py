@@ -287,7 +287,7 @@ def load_predictors(
     options = {} if max_pixels is None else {"max_pixels": max_pixels}
     found: dict[str, Predictor] = {}
     for where in weights:
-        predictor = as_predictor(load_model(where), device=device, fast=fast, **options)
+        predictor = as_predictor(in_memory(load_model(where)), device=device, fast=fast, **options)
         name = plain_name(predictor.name)
         number = 2
         while name in found:
@@ -295,6 +295,13 @@ def load_predictors(
         predictor.name = name
         found[name] = predictor
     return found
+
+
+def in_memory(model: nn.Module) -> nn.Module:
+    """Parameters out of the mapped file: a server must outlive someone who writes over its weights."""
+    for tensor in model.parameters():
+        tensor.data = tensor.data.clone()
+    return model
 
 
 def plain_name(name: str) -> str:
