@@ -1,6 +1,6 @@
 """One model, many homes: take weights of any origin to Google's npz, timm, transformers and back, and check the logits.
 
-    python examples/convert_weights.py WEIGHTS FOLDER
+python examples/convert_weights.py WEIGHTS FOLDER
 """
 
 import sys

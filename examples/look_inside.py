@@ -1,6 +1,6 @@
 """Where a model looked: attention rollout over a photograph, at its own shape, as a PNG.
 
-    python examples/look_inside.py WEIGHTS PHOTO [OUT.png]
+python examples/look_inside.py WEIGHTS PHOTO [OUT.png]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A model is a plain nn.Module: the paper's ViT in a training loop of your own, with the paper's preprocessing.
 
-    python examples/own_loop.py [STEPS] [OUT]
+python examples/own_loop.py [STEPS] [OUT]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """From nothing to a model you know: train on the built-in pictures, measure, look inside. No download, no GPU.
 
-    python examples/quickstart.py [MINUTES of training, default 1.5] [FOLDER, default runs/quickstart]
+python examples/quickstart.py [MINUTES of training, default 1.5] [FOLDER, default runs/quickstart]
 """
 
 import sys

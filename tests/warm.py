@@ -71,14 +71,15 @@ class Warm:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, arguments, env=None):
+    def start(self, arguments, env=None, cwd=None):
         self.count += 1
         log = self.folder / f"{self.count}.log"
-        pid = self.ask({"start": [str(a) for a in arguments], "env": {k: str(v) for k, v in (env or {}).items()}, "log": str(log)})["pid"]
-        return Child(self, pid, log)
+        environment = {k: str(v) for k, v in (env or {}).items()}
+        command = {"start": [str(a) for a in arguments], "env": environment, "log": str(log), "cwd": cwd and str(cwd)}
+        return Child(self, self.ask(command)["pid"], log)
 
-    def run(self, arguments, env=None, timeout_s=60.0):
-        return self.start(arguments, env).wait(timeout_s)
+    def run(self, arguments, env=None, timeout_s=60.0, cwd=None):
+        return self.start(arguments, env, cwd).wait(timeout_s)
 
     def close(self):
         self.process.stdin.close()

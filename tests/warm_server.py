@@ -1,6 +1,6 @@
 """A process that has imported everything and forks a child for each command: a real `vitrail` process in 30 ms, not 3 s.
 
-Speaks JSON lines: {"start": arguments, "env": {…}, "log": path} -> {"pid": n};  {"wait": pid} -> {"status": n}.
+Speaks JSON lines: {"start": arguments, "env": {…}, "log": path, "cwd": path or null} -> {"pid": n};  {"wait": pid} -> {"status": n}.
 """
 
 import json
@@ -11,12 +11,14 @@ import traceback
 from pathlib import Path
 
 
-def become(arguments, env, log):
+def become(arguments, env, log, cwd):
     """In the child: run the command line in this process and leave with its exit code."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.environ.update(env)
+    if cwd:
+        os.chdir(cwd)
     code = 1
     try:
         from vitrail.runtime import faults
@@ -48,7 +50,7 @@ def main():
     import vitrail.commands.train
     import vitrail.data.builtin
     import vitrail.data.shapes
-    import vitrail.train.loop  # noqa: F401
+    import vitrail.train.loop
     import vitrail.weights.load  # noqa: F401
     from vitrail.train.curve import draw_curve
 
@@ -61,7 +63,7 @@ def main():
         if "start" in command:
             pid = os.fork()
             if pid == 0:
-                become(command["start"], command["env"], command["log"])
+                become(command["start"], command["env"], command["log"], command.get("cwd"))
             print(json.dumps({"pid": pid}), flush=True)
         else:
             print(json.dumps({"status": os.waitpid(command["wait"], 0)[1]}), flush=True)

@@ -6,6 +6,7 @@ The public names below are loaded on first use, so that `import vitrail` is free
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -33,7 +34,25 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 
+# rooms of the house whose name is also that of their verb: vitrail.train(recipe, out) and vitrail.train.loop
+_ROOMS = ("train", "evaluate", "inspect")
+
+
+class Room(ModuleType):
+    """A package that is called as its verb."""
+
+    @property
+    def __wrapped__(self) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"vitrail.{name}")
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'vitrail' has no attribute {name!r}")

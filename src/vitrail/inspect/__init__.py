@@ -1,0 +1,7 @@
+"""Looking inside a model. `vitrail.inspect(model, images)` gives everything at once."""
+
+import sys
+
+from vitrail import Room
+
+sys.modules[__name__].__class__ = Room
