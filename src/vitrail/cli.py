@@ -73,7 +73,9 @@ def vitrail() -> None:
 
 
 def emit(result: Any, as_json: bool, text: str | None = None) -> None:
-    """Print a verb's result on stdout: JSON when asked, otherwise `text` (or the result's own)."""
+    """Print a verb's result on stdout: JSON when asked, otherwise `text` (or the result's own). Of several ranks, the first prints."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
+        return
     if as_json:
         body = result.to_dict() if hasattr(result, "to_dict") else result
         click.echo(jsonlib.dumps(body, indent=1, sort_keys=False, default=str))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from vitrail.evaluate.intervals import bootstrap, difference, over_seeds, student_quantile, wilson
+from vitrail.evaluate.intervals import bootstrap, bootstraps, difference, over_seeds, student_quantile, wilson
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,18 @@ def test_wilson_covers_the_truth_about_as_often_as_it_promises():
     hits = rng.binomial(200, 0.3, size=2000)
     covered = np.mean([wilson(int(h), 200).low <= 0.3 <= wilson(int(h), 200).high for h in hits])
     assert 0.93 < covered < 0.97
+
+
+def test_bootstrap_of_a_share_is_the_binomials_interval():
+    rows = np.arange(400) < 120
+    interval = bootstrap(lambda chosen: rows[chosen].mean(), 400, draws=2000)
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 400)
+    assert interval.value == 0.3
+    assert (interval.low, interval.high) == (pytest.approx(0.3 - half, abs=0.006), pytest.approx(0.3 + half, abs=0.006))
+
+
+def test_several_statistics_share_their_draws():
+    values = np.random.default_rng(0).normal(size=50)
+    one, two = bootstraps(lambda chosen: [values[chosen].mean(), -values[chosen].mean()], 50, draws=200)
+    assert (one.low, one.high) == pytest.approx((-two.high, -two.low))
+    assert one == bootstrap(lambda chosen: values[chosen].mean(), 50, draws=200)

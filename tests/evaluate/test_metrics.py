@@ -89,3 +89,10 @@ def test_ece_of_a_perfectly_calibrated_guess_is_small_and_of_a_bluff_is_large():
     bluff = Counts.of(labels, guesses, np.full(20000, 0.99), np.zeros(20000), 2)
     assert honest.ece < 0.02
     assert bluff.ece == pytest.approx(0.99 - right.mean(), abs=1e-9)
+
+
+def test_weights_count_rows_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    scores, targets, times = rng.integers(0, 6, 40).astype(float), rng.random(40) < 0.4, rng.integers(0, 3, 40)
+    repeated = average_precision(np.repeat(scores, times), np.repeat(targets, times))
+    assert average_precision(scores, targets, times) == pytest.approx(repeated)

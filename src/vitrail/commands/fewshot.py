@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vitrail.cli import emit
-from vitrail.errors import UsageError
+from vitrail.commands.measuring import kept, measuring, numbers
 
 
 @click.command("fewshot")
@@ -21,15 +21,7 @@ from vitrail.errors import UsageError
 @click.option(
     "--view", type=click.Choice(["paper", "eval"]), default="paper", show_default=True, help="Squash and crop, or as the weights want."
 )
-@click.option("--image-size", type=int, default=None, help="Pixels; positions are interpolated (default: as trained).")
-@click.option("--batch-size", type=int, default=None)
-@click.option("--precision", type=click.Choice(["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]), default="auto", show_default=True)
-@click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
-@click.option("--workers", type=int, default=None, help="Decoding processes (default: by the machine).")
-@click.option("--cache", default=None, type=click.Path(file_okay=False), help="Folder for features (default: Vitrail's cache).")
-@click.option("--no-cache", is_flag=True, help="Keep features in memory only.")
-@click.option("--allow", multiple=True, help="A kind of data problem to accept (see vitrail data check).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@measuring
 def command(
     weights: str, data: str, shots: str, seeds: str, l2: str, cache: str | None, no_cache: bool, as_json: bool, **options: Any
 ) -> None:
@@ -42,14 +34,6 @@ def command(
 
     result = fewshot(
         weights, data, shots=numbers("--shots", shots, int), seeds=numbers("--seeds", seeds, int), l2=numbers("--l2", l2, float),
-        cache=False if no_cache else cache or True, **options,
+        cache=kept(cache, no_cache), **options,
     )  # fmt: skip
     emit(result, as_json)
-
-
-def numbers(option: str, text: str, kind: Any) -> list[Any]:
-    """'1,5,10' -> [1, 5, 10]."""
-    try:
-        return [kind(one) for one in text.replace(" ", "").split(",") if one]
-    except ValueError:
-        raise UsageError(f"{option} {text!r} is no list of numbers.", hint=f"{option} 1,5,10") from None

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vitrail.cli import emit
-from vitrail.errors import UsageError
+from vitrail.commands.measuring import kept, measuring, numbers
 
 
 @click.command("probe")
@@ -24,21 +24,10 @@ from vitrail.errors import UsageError
     "--view", type=click.Choice(["eval", "paper"]), default="eval", show_default=True, help="As the weights want, or squash and crop."
 )
 @click.option("--seed", default=0, show_default=True, help="Of the held-out tenth.")
-@click.option("--image-size", type=int, default=None, help="Pixels; positions are interpolated (default: as trained).")
-@click.option("--batch-size", type=int, default=None)
-@click.option("--precision", type=click.Choice(["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]), default="auto", show_default=True)
-@click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
-@click.option("--workers", type=int, default=None, help="Decoding processes (default: by the machine).")
-@click.option("--cache", default=None, type=click.Path(file_okay=False), help="Folder for features (default: Vitrail's cache).")
-@click.option("--no-cache", is_flag=True, help="Keep features in memory only.")
-@click.option("--allow", multiple=True, help="A kind of data problem to accept (see vitrail data check).")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@measuring
 def command(weights: str, data: str, l2: str | None, cache: str | None, no_cache: bool, as_json: bool, **options: Any) -> None:
     """Linear-probe accuracy of WEIGHTS: the regulariser is chosen on held-out images, the test images choose nothing."""
     from vitrail.evaluate.probe import probe
 
-    try:
-        strengths = [float(one) for one in l2.replace(" ", "").split(",") if one] if l2 else None
-    except ValueError:
-        raise UsageError(f"--l2 {l2!r} is no list of numbers.", hint="--l2 10,1,0.1") from None
-    emit(probe(weights, data, l2=strengths, cache=False if no_cache else cache or True, **options), as_json)
+    strengths = numbers("--l2", l2, float) if l2 else None
+    emit(probe(weights, data, l2=strengths, cache=kept(cache, no_cache), **options), as_json)

@@ -9,7 +9,7 @@ ImageNet-A and -R are scored; without it such an answer is a wrong one, as in Ob
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,11 +56,12 @@ class Answers:
         columns = zip(*(part.columns() for part in parts))
         return cls(*(None if c[0] is None else np.concatenate(c) for c in columns))  # type: ignore[arg-type]
 
-    def refuse_nonfinite(self) -> None:
+    def refuse_nonfinite(self, name: Callable[[int], str] = str) -> None:
+        """name: of the image with a number."""
         if not self.finite.all():
             bad = self.index[~self.finite]
             raise NumericsError(
-                f"the logits of {len(bad)} of {len(self)} images are not numbers (NaN or Inf), first image {bad[0]}.",
+                f"the logits of {len(bad)} of {len(self)} images are not numbers (NaN or Inf), first image {name(int(bad[0]))}.",
                 hint="try --precision fp32; if it stays, the weights are damaged or diverged in training",
             )
 

@@ -28,7 +28,7 @@ from vitrail.data.split import Part
 from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError, nearest
 from vitrail.evaluate.parts import Parts, weights_fingerprint
-from vitrail.evaluate.score import evaluating, precision_for
+from vitrail.evaluate.score import evaluating, precision_for, resolved
 from vitrail.runtime import distributed
 from vitrail.runtime.device import pick_device
 from vitrail.runtime.disk import fsync_directory, write_atomic
@@ -118,14 +118,13 @@ def _plan(
 ) -> tuple[Parts, Found | None]:
     if cache is False:
         return Parts(source), None
-    mode = ("bf16" if place.type == "cuda" else "fp32") if precision == "auto" else precision
     identity = {
         "what": "features",
         "weights": fingerprint or weights_fingerprint(model),
         "model": repr(model.config),
         "data": source.fingerprint,
         "view": view.to_dict(),
-        "precision": mode,
+        "precision": resolved(precision, place),
     }
     folder = cache_folder() if cache is True else Path(cache)
     parts = Parts(source, folder / "features", identity)
@@ -231,7 +230,7 @@ class Frozen:
     @classmethod
     def of(cls, model: str | nn.Module, data: Any, *, image_size: Any = None, allow: Collection[str] = (), **options: Any) -> Frozen:
         if isinstance(model, nn.Module):
-            return cls(model, model.card.name or type(model).__name__, data, options, allow)  # type: ignore[union-attr]
+            return cls(model, name_of(model), data, options, allow)
         from vitrail.weights.load import load_model
 
         return cls(load_model(str(model), image_size=image_size), str(model), data, options, allow)
@@ -259,6 +258,11 @@ class Frozen:
         if "fingerprint" not in self.options and self.options.get("cache", True) is not False:
             self.options["fingerprint"] = weights_fingerprint(self.model)
         return extract_features(self.model, source, **self.options)
+
+
+def name_of(model: Any) -> str:
+    """Of a model in memory: its card's, else its class's."""
+    return str(getattr(getattr(model, "card", None), "name", "") or type(model).__name__)
 
 
 Predict = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.kernels.draws import key, uniform_numpy
 
-__all__ = ["Interval", "bootstrap", "difference", "over_seeds", "student_quantile", "wilson"]
+__all__ = ["Interval", "bootstrap", "bootstraps", "difference", "over_seeds", "student_quantile", "wilson"]
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,26 @@ def bootstrap(statistic: Callable[[np.ndarray], float], n: int, *, draws: int = 
 
     `statistic` takes the chosen row numbers, so it may weigh, pair or group rows as it likes.
     """
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan, confidence, "bootstrap, n = 0")
+    return bootstraps(lambda rows: [statistic(rows)], n, draws=draws, seed=seed, confidence=confidence)[0]
+
+
+def bootstraps(
+    statistics: Callable[[np.ndarray], Sequence[float]], n: int, *, draws: int = 1000, seed: int = 0, confidence: float = 0.95
+) -> list[Interval]:
+    """The same for several statistics of the same draws."""
     every = np.arange(n)
-    values = np.empty(draws)
-    for draw in range(draws):
-        values[draw] = statistic((uniform_numpy(key(seed, "bootstrap", draw), every, 1)[:, 0] * n).astype(np.int64))
-    low, high = np.nanquantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    if n == 0:
+        return [Interval(math.nan, math.nan, math.nan, confidence, "bootstrap, n = 0") for _ in statistics(every)]
+    values = np.stack(
+        [statistics((uniform_numpy(key(seed, "bootstrap", draw), every, 1)[:, 0] * n).astype(np.int64)) for draw in range(draws)]
+    )
     how = f"bootstrap, {draws} draws, seed {seed}"
-    return Interval(float(statistic(every)), float(low), float(high), confidence, how)
+    found = []
+    for value, column in zip(statistics(every), values.T):
+        known = column[~np.isnan(column)]
+        low, high = np.quantile(known, [0.5 - confidence / 2, 0.5 + confidence / 2]) if len(known) else (math.nan, math.nan)
+        found.append(Interval(float(value), float(low), float(high), confidence, how))
+    return found
 
 
 def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Interval:

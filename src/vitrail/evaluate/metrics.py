@@ -43,7 +43,7 @@ class Counts:
         if single and classes <= MOST_CLASSES:
             cells = (labels * classes + first)[known]
             confusion = np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
-        place = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(np.int64) - 1, 0, BINS - 1)
+        place = cls.bin_of(confidence)
         weights = (np.ones(len(labels)), confidence.astype(np.float64), hit[:, 0].astype(np.float64))
         bins = np.stack([np.bincount(place, weights=w, minlength=BINS) for w in weights], axis=1)
         return cls(
@@ -58,6 +58,12 @@ class Counts:
             confusion=confusion,
             bins=bins,
         )
+
+    @staticmethod
+    def bin_of(confidence: np.ndarray) -> np.ndarray:
+        """The calibration bin of each answer."""
+        found: np.ndarray = np.clip(np.ceil(confidence.astype(np.float64) * BINS).astype(np.int64) - 1, 0, BINS - 1)
+        return found
 
     def __add__(self, other: Counts) -> Counts:
         assert self.depth == other.depth and self.support.shape == other.support.shape
@@ -142,23 +148,33 @@ def member(guess: np.ndarray, sets: Sequence[Sequence[int]]) -> tuple[np.ndarray
     return correct & counted, counted
 
 
-def average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
+def average_precision(scores: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Area under the precision-recall steps of one class; equal scores stand or fall together.
 
     sum over thresholds of (R_i - R_{i-1}) P_i, without interpolation; NaN without a positive.
+    weights: how often each row counts (bootstrap).
     """
-    positives = int(targets.sum())
-    if positives == 0:
-        return float("nan")
     order = np.argsort(-scores, kind="stable")
-    ranked, right = scores[order], np.cumsum(targets[order].astype(np.int64))
+    return _area(scores[order], (targets[order] > 0).astype(np.float64), None if weights is None else weights[order])
+
+
+def _area(ranked: np.ndarray, right: np.ndarray, weights: np.ndarray | None) -> float:
+    """Of rows in falling order of their scores."""
+    weights = np.ones(len(ranked)) if weights is None else weights.astype(np.float64)
+    hits, seen = np.cumsum(right * weights), np.cumsum(weights)
+    if not len(hits) or hits[-1] == 0:
+        return float("nan")
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # the last row of each run of equal scores
-    precision = right[last] / (last + 1)
-    recall = right[last] / positives
-    return float(np.sum(np.diff(recall, prepend=0.0) * precision))
+    hits, seen = hits[last], seen[last]
+    precision = np.divide(hits, seen, out=np.zeros_like(hits), where=seen > 0)
+    return float(np.sum(np.diff(hits / hits[-1], prepend=0.0) * precision))
 
 
 def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> tuple[float, np.ndarray]:
     """(mean over the classes that have a positive, AP of every class with NaN for those without)."""
     each = np.array([average_precision(scores[:, k], targets[:, k]) for k in range(scores.shape[1])])
-    return (float(np.nanmean(each)) if not np.isnan(each).all() else float("nan")), each
+    return mean_known(each), each
+
+
+def mean_known(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else float("nan")

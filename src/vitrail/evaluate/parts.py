@@ -110,6 +110,12 @@ class Parts:
             parts = {k: self.read(k) for k in range(self.count)}
         return _joined([parts[k] for k in sorted(parts)])
 
+    def forget(self, places: np.ndarray) -> None:
+        """Remove the parts that hold these images, so that the next run looks at them again."""
+        if self.folder is not None:
+            for k in np.unique(places // self.size).tolist():
+                self._path(k).unlink(missing_ok=True)
+
     def discard(self) -> None:
         """Remove the files of the parts (their content has a better place)."""
         for k in range(self.count):

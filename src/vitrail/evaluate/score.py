@@ -21,7 +21,7 @@ from vitrail.evaluate.metrics import Counts
 from vitrail.runtime.device import Precision
 from vitrail.runtime.distributed import gather_objects
 
-__all__ = ["answers_of", "evaluating", "precision_for", "score"]
+__all__ = ["answers_of", "evaluating", "precision_for", "resolved", "score"]
 
 FLUSH = 1 << 24  # numbers that may wait on the device before they are brought to the host in one piece
 
@@ -70,10 +70,12 @@ def answers_of(
     classes: int,
     normalise: Callable[[Tensor], Tensor] | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
+    every: int | None = None,
     **options: Any,
 ) -> Iterator[Answers]:
     """The answers to every valid image of this rank's share, many batches at a time, on the host.
 
+    every: images after which they are brought to the host (and may be put away); None: as late as memory allows.
     forward: normalised images -> logits, where that is more than `model(x)` (flips, crops: `evaluate.views`).
     options: `owner`, `restrict`, `keep_scores` of `answers.answer`.
     """
@@ -82,7 +84,7 @@ def answers_of(
     forward = forward or model
     mode = precision_for(precision, device)
     waiting: list[tuple[Tensor | None, ...]] = []
-    held = 0
+    held = images_held = 0
     with evaluating(model):
         for batch in stream:
             images = normalise(batch.images.to(device, non_blocking=True)).to(mode.weights)
@@ -91,9 +93,10 @@ def answers_of(
             columns = answer(logits, batch.labels.to(device), batch.index.to(device), classes, **options)
             waiting.append((*columns, batch.valid.to(device)))
             held += sum(c.numel() for c in columns if c is not None)
-            if held >= FLUSH:
+            images_held += len(images)
+            if held >= FLUSH or (every is not None and images_held >= every):
                 yield _to_host(waiting)
-                waiting, held = [], 0
+                waiting, held, images_held = [], 0, 0
         if waiting:
             yield _to_host(waiting)
 
@@ -116,8 +119,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def precision_for(name: str, device: torch.device) -> Precision:
+def resolved(name: str, device: torch.device) -> str:
     """ "auto": bf16 on a GPU, else fp32."""
-    precision = Precision(("bf16" if device.type == "cuda" else "fp32") if name == "auto" else name)
+    return ("bf16" if device.type == "cuda" else "fp32") if name == "auto" else name
+
+
+def precision_for(name: str, device: torch.device) -> Precision:
+    precision = Precision(resolved(name, device))
     precision.prepare()
     return precision
