@@ -149,6 +149,7 @@ class ObjectiveSpec:
     class_weights: Literal["none", "balanced"] = "none"  # balanced: a class counts inversely to its frequency
     binarise: bool = False  # bce: a mixed target counts fully for each of its classes (DeiT-III)
     teacher: str | None = None  # path or URI of the teacher; None: no distillation
+    more_teachers: tuple[str, ...] = ()  # the mean of all teachers' probabilities is what is learnt
     distill: Literal["hard", "soft"] = "hard"  # the teacher's decision, or its softened probabilities (KL)
     distill_weight: float = 0.5  # loss = (1 - w) * labels + w * teacher
     distill_temperature: float = 1.0  # soft: both sides are divided by it; the KL is multiplied by its square
@@ -183,7 +184,7 @@ class TrainSpec:
     epochs: float | None = None  # one of epochs and steps
     steps: int | None = None
     seed: int = 0
-    precision: Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"] = "auto"  # auto: bf16 on a GPU that has it, else fp32
+    precision: Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"  # auto: bf16 on a GPU, else fp32
     micro_batch_size: int | None = None  # images a device at once; None: the largest that fits
     compile: bool | None = None  # torch.compile; None: on a GPU
     checkpoint_blocks: bool = False  # activation checkpointing: recompute each block in the backward pass
@@ -191,6 +192,8 @@ class TrainSpec:
     save_every_steps: int = 1000
     save_every_s: float | None = None  # also after this many seconds
     keep_checkpoints: int = 2
+    compact_checkpoints: bool = False  # half the size: weights and average in float16, moments in bfloat16; a resume is then rounded
+    publish_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of best.safetensors and last.safetensors
     deterministic: bool = False  # the same bits on every run of one machine (on a CPU that holds anyway)
     parallel: Literal["ddp", "fsdp"] = "ddp"  # several ranks: a copy of the weights each, or FSDP2 shards
     sharded_checkpoints: bool = False  # with fsdp: each rank writes its own part
@@ -586,7 +589,7 @@ def _toml(value: Any) -> str:
 # What a resumed run may change without a word: these alter no weight.
 _FREE = (
     "name paper note expected* select.* eval.* data.about data.eval data.eval_split data.workers data.resident "
-    "data.eval_* train.log_* train.save_* train.keep_* train.stop_after_evals train.micro_batch_size "
+    "data.eval_* train.log_* train.save_* train.keep_* train.compact_* train.publish_* train.stop_after_evals train.micro_batch_size "
     "train.compile train.checkpoint_blocks train.parallel train.sharded_checkpoints train.stop_after_minutes "
     "train.max_minutes train.stall_timeout_s train.skip_nonfinite train.trackers train.sure"
 ).split()

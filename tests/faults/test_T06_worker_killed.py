@@ -75,7 +75,7 @@ def test_a_sample_that_kills_every_worker_ends_the_run_and_is_named():
     assert error.value.exit_code == 6 and "4 times" in str(error.value)
 
 
-def test_a_worker_without_memory_says_so():
+def test_T13_a_worker_without_memory_says_so():
     with stream_of(MemoryHungry(50, at=17), 1) as stream:
         with pytest.raises(ResourceError, match="ran out of memory"):
             walk(stream)

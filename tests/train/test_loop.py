@@ -1,14 +1,22 @@
 """`train()` from Python: what it leaves behind, what it says, and every objective from end to end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from vitrail.config import from_dict
-from vitrail.errors import DataError, UsageError
+from vitrail.config import ObjectiveSpec, from_dict
+from vitrail.data.transform import Preprocess
+from vitrail.errors import DataError, Preempted, UsageError
+from vitrail.model.variants import create_model
+from vitrail.runtime.device import Precision
+from vitrail.runtime.faults import arm
+from vitrail.train.distill import Distilled, Teacher
 from vitrail.train.loop import train
+from vitrail.weights.card import card_of
 from vitrail.weights.load import load_model
+from vitrail.weights.store import save_model
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +153,62 @@ def test_a_student_learns_from_a_teacher_with_its_second_head(tmp_path):
         assert not torch.equal(model.head_dist.weight, model.head.weight)
     names = (tmp_path / "hard/checkpoints/step-00000004/MANIFEST.json").read_text()
     assert "teacher" not in names
+
+
+def test_several_teachers_speak_with_the_mean_of_their_probabilities():
+    fp32, half = Precision("fp32"), (0.5, 0.5, 0.5)
+    models = [create_model("mu/8", classes=4, image_size=32, seed=seed) for seed in range(3)]
+    for number, model in enumerate(models):
+        torch.nn.init.normal_(model.head.weight, 0.0, 0.3, generator=torch.Generator().manual_seed(number))
+    teachers = [Teacher(model, Preprocess((32, 32)), fp32) for model in models[1:]]
+    spec = ObjectiveSpec(teacher="a", more_teachers=("b",), distill="soft", distill_weight=1.0, distill_temperature=3.0)
+    objective = Distilled(models[0], spec, fp32, half, half, teachers=teachers, classes=4).eval()
+    images = torch.randint(0, 256, (5, 3, 32, 32), generator=torch.Generator().manual_seed(0)).float()
+    losses = objective(images, None, *objective.prepare(images, torch.zeros(5, dtype=torch.int64), torch.arange(5)))
+    with torch.no_grad():
+        first, second, ours = ((model((images - 127.5) / 127.5) / 3.0).softmax(-1) for model in (*models[1:], models[0]))
+    mean = (first + second) / 2
+    torch.testing.assert_close(losses, 9.0 * (mean * (mean / ours).log()).sum(-1))
+    hard = Distilled(models[0], replace(spec, distill="hard"), fp32, half, half, teachers=teachers, classes=4).eval()
+    losses = hard(images, None, *hard.prepare(images, torch.zeros(5, dtype=torch.int64), torch.arange(5)))
+    with torch.no_grad():
+        logits = models[0]((images - 127.5) / 127.5)
+    torch.testing.assert_close(losses, torch.nn.functional.cross_entropy(logits, mean.argmax(-1), reduction="none"))
+
+
+def test_a_teacher_that_numbers_the_classes_otherwise_is_refused(tmp_path):
+    model = create_model("mu/8", classes=4, image_size=32)
+    known = ("circle", "square", "triangle", "cross")
+    path = save_model(model, tmp_path / "teacher.safetensors", card=card_of(model, "t").replace(classes=known[::-1]))
+    with pytest.raises(DataError, match="another order"):
+        train(recipe(objective={"teacher": str(path)}), tmp_path / "run", progress=False, device="cpu")
+
+
+def test_compact_checkpoints_are_half_the_size_and_go_on_nearly_where_they_were(tmp_path):
+    def run(out, steps_here=None, **keys):
+        given = {"steps": 8, "batch_size": 16, "save_every_steps": 4, "log_every_steps": 1, **keys}
+        arm(f"step.done:{steps_here}=term" if steps_here else None)
+        try:
+            return train(recipe(ema={"decay": 0.9}, optim={"lr": 1e-3}, train=given), out, progress=False, device="cpu")
+        finally:
+            arm(None)
+
+    exact = run(tmp_path / "exact")
+    with pytest.raises(Preempted):
+        run(tmp_path / "compact", steps_here=4, compact_checkpoints=True)
+    size = lambda out: sum(p.stat().st_size for p in (tmp_path / out / "checkpoints/step-00000004").glob("*.safetensors"))
+    assert size("compact") < 0.55 * size("exact")
+    gone_on = run(tmp_path / "compact", compact_checkpoints=True)
+    assert gone_on.resumed_from == 4 and gone_on.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=2e-3)
+    assert gone_on.metrics["loss"] != exact.metrics["loss"]
+
+
+def test_models_can_be_published_in_half_precision(tmp_path):
+    small = train(recipe(train={"publish_dtype": "float16"}), tmp_path / "half", progress=False, device="cpu")
+    full = train(recipe(), tmp_path / "full", progress=False, device="cpu")
+    assert small.model.stat().st_size < 0.6 * full.model.stat().st_size
+    ours, theirs = load_model(small.model).state_dict(), load_model(full.model).state_dict()
+    assert all(torch.equal(ours[name], value.half().to(ours[name].dtype)) for name, value in theirs.items())
 
 
 def test_early_stopping_ends_a_run_and_it_stays_ended(tmp_path):

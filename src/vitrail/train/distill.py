@@ -3,13 +3,15 @@
     hard   cross-entropy with the teacher's decision                                      (DeiT)
     soft   T^2 KL(teacher / T || student / T)
 
-A student with two heads (`distilled`) learns labels with one and the teacher with the other;
-a student with one head learns both with it. The teacher is anything that `load_model` reads,
-sees the pixels in its own range and size, and takes no part in checkpoints.
+Several teachers speak as one: with the mean of their probabilities. A student with two heads
+(`distilled`) learns labels with one and the teacher with the other; a student with one head
+learns both with it. A teacher is anything that `load_model` reads, sees the pixels in its own
+range and size, and takes no part in checkpoints.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +31,9 @@ __all__ = ["Distilled", "Teacher"]
 class Teacher:
     """A frozen model and the pixels it wants."""
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: Precision, name: str = "the teacher") -> None:
         self.model = model.eval().requires_grad_(False)
-        self.preprocess, self.precision = preprocess, precision
+        self.preprocess, self.precision, self.name = preprocess, precision, name
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -56,18 +58,28 @@ class Distilled(Supervised):
         mean: Sequence[float],
         std: Sequence[float],
         *,
-        teacher: Teacher,
+        teachers: Sequence[Teacher],
         classes: int,
         weights: Tensor | None = None,
     ) -> None:
         super().__init__(model, spec, precision, mean, std, classes=classes, weights=weights)
-        theirs: Any = teacher.model.config
-        if theirs.classes != classes:
-            raise UsageError(f"The teacher {spec.teacher} knows {theirs.classes} classes, the data has {classes}.")
-        self.teacher = (teacher,)  # in a tuple: it is no part of this module
+        for teacher in teachers:
+            theirs: Any = teacher.model.config
+            if theirs.classes != classes:
+                raise UsageError(f"The teacher {teacher.name} knows {theirs.classes} classes, the data has {classes}.")
+        self.teachers = tuple(teachers)  # a tuple of no modules: they are no part of this one
+
+    def compile_teachers(self) -> None:
+        for teacher in self.teachers:
+            teacher.model.compile()
 
     def prepare(self, images: Tensor, targets: Tensor, position: Tensor) -> tuple[Tensor, ...]:
-        return *super().prepare(images, targets, position), self.teacher[0](images)
+        return *super().prepare(images, targets, position), self.said(images)
+
+    def said(self, images: Tensor) -> Tensor:
+        """(B, K) logarithms of what the teachers' softened probabilities are on average."""
+        each = [F.log_softmax(teacher(images) / self.spec.distill_temperature, dim=-1) for teacher in self.teachers]
+        return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
 
     def forward(self, images: Tensor, key: Tensor | None, *prepared: Tensor) -> Tensor:
         targets, said = prepared
@@ -83,5 +95,5 @@ class Distilled(Supervised):
         if self.spec.distill == "hard":
             return F.cross_entropy(logits, said.argmax(-1), reduction="none")
         warm = self.spec.distill_temperature
-        ours, theirs = F.log_softmax(logits / warm, dim=-1), F.log_softmax(said / warm, dim=-1)
-        return (theirs.exp() * (theirs - ours)).sum(-1) * warm * warm
+        ours = F.log_softmax(logits / warm, dim=-1)
+        return (said.exp() * (said - ours)).sum(-1) * warm * warm

@@ -40,7 +40,7 @@ def free_bytes(device: torch.device) -> float:
 
 def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False) -> int:
     """What the backward pass needs of one image, roughly: every layer's inputs (recomputed blocks keep only their own)."""
-    size = 8 if precision.name == "fp64" else 2 if precision.name in ("bf16", "fp16") else 4
+    size = 8 if precision.name == "fp64" else 2 if precision.name in ("bf16", "fp16", "fp8") else 4
     if hasattr(config, "depth"):
         layer = 14 * config.width + 3 * config.mlp_width + (0 if flash else config.heads * config.tokens)
         kept = config.depth * config.width + layer if recompute else config.depth * layer

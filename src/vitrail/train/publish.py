@@ -30,7 +30,7 @@ def publish(run: Run, path: Path, figures: Mapping[str, Any]) -> None:
     twin = build(run.model.config, init=False)
     twin.load_state_dict(weights, assign=True)
     try:
-        save_model(twin, path, card=card_for(run, figures))
+        save_model(twin, path, card=card_for(run, figures), dtype=run.recipe.train.publish_dtype)
     except OSError as error:
         warnings.warn(f"{path} could not be written ({error}); the checkpoints are not affected", stacklevel=2)
 

@@ -22,6 +22,7 @@ def question(recipe: Recipe, sources: Sources, config: Any) -> None:
     """Raise what no override can cure; raise what looks wrong unless `train.sure=true`."""
     check_labels(recipe, sources)
     check_batch(recipe)
+    check_keys(recipe)
     doubts = list(doubts_about(recipe, len(sources.train), config))
     if doubts and not recipe.train.sure:
         text, hint = doubts[0]
@@ -70,6 +71,14 @@ def check_batch(recipe: Recipe) -> None:
         raise UsageError(
             f"A batch of {batch} does not divide among {world} ranks.", hint=f"train.batch_size={lower or world} or {lower + world}"
         )
+
+
+def check_keys(recipe: Recipe) -> None:
+    """Keys that exclude or need one another."""
+    if recipe.train.sharded_checkpoints and recipe.train.compact_checkpoints:
+        raise UsageError("train.sharded_checkpoints writes every bit, train.compact_checkpoints half of them.", hint="set one of the two")
+    if recipe.objective.more_teachers and recipe.objective.teacher is None:
+        raise UsageError("objective.more_teachers are there, and no objective.teacher.", hint="objective.teacher is the first of them")
 
 
 def doubts_about(recipe: Recipe, examples: int, config: Any) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from vitrail.config import Recipe, to_dict
 from vitrail.data.augment import Augment
 from vitrail.data.crop import TrainView
 from vitrail.data.transform import Preprocess
-from vitrail.errors import UsageError
+from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.score import precision_for
+from vitrail.kernels.fp8 import train_fp8
 from vitrail.runtime import distributed
 from vitrail.runtime.device import Precision, deterministic, pick_device
 from vitrail.train.distill import Distilled, Teacher
@@ -95,6 +97,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     plan = plan_run(recipe, len(sources.train), steps)
 
     objective = build_objective(recipe, model.to(device, precision.weights), precision, preprocess, sources).to(device)
+    scales = train_fp8(model) if precision.name == "fp8" else None
     forward = spread(objective, recipe, device)
     optimizer = build_optimizer(objective.named(), recipe.optim)
     ema = Ema(model, recipe.ema) if recipe.ema.decay is not None else None
@@ -122,9 +125,11 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
         skip_nonfinite=recipe.train.skip_nonfinite,
         shrink=recipe.train.micro_batch_size is None and distributed.world() == 1,
     )
-    step.forward = forward
+    step.forward, step.scales = forward, scales
     if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
         objective.compile()
+        if isinstance(objective, Distilled):
+            objective.compile_teachers()
     objective.train()
 
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -132,13 +137,15 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
         parts["ema"] = ema
     if scale.on:
         parts["scale"] = scale
+    if scales is not None:
+        parts["fp8"] = scales
     if objective.extras():
         parts["objective"] = Extras(objective)
     state = TrainState(parts)
     run = Run(recipe, folder, device, precision, sources, view, preprocess, model, objective, optimizer, ema, step, plan, state, None)  # type: ignore[arg-type]
-    run.saver = Saver(
-        CheckpointStore(folder.checkpoints, recipe.train.keep_checkpoints), run.about(), sharded=recipe.train.sharded_checkpoints
-    )
+    spec = recipe.train
+    store = CheckpointStore(folder.checkpoints, spec.keep_checkpoints)
+    run.saver = Saver(store, run.about(), sharded=spec.sharded_checkpoints, compact=spec.compact_checkpoints)
     return run
 
 
@@ -153,11 +160,18 @@ def build_objective(recipe: Recipe, model: nn.Module, precision: Precision, prep
     weights = balanced_weights(sources.train.labels, classes) if spec.class_weights == "balanced" else None
     if spec.teacher is None:
         return Supervised(model, spec, precision, mean, std, classes=classes, weights=weights)
-    device = next(model.parameters()).device
-    teacher: Any = load_model(spec.teacher).to(device, precision.weights)
-    return Distilled(
-        model, spec, precision, mean, std, teacher=Teacher(teacher, teacher.card.transform(), precision), classes=classes, weights=weights
-    )
+    device, known = next(model.parameters()).device, sources.train.classes
+    teachers = [open_teacher(name, known, device, precision) for name in (spec.teacher, *spec.more_teachers)]
+    return Distilled(model, spec, precision, mean, std, teachers=teachers, classes=classes, weights=weights)
+
+
+def open_teacher(name: str, classes: Sequence[str], device: torch.device, precision: Precision) -> Teacher:
+    """A frozen model; one that knows the same classes in another order would teach the wrong ones."""
+    model: Any = load_model(name).to(device, precision.weights)
+    theirs = tuple(model.card.classes)
+    if theirs != tuple(classes) and sorted(theirs) == sorted(classes):
+        raise DataError(f"{name} knows the classes of the data in another order.", hint="a teacher trained on the same data")
+    return Teacher(model, model.card.transform(), precision, name)
 
 
 def spread(objective: Objective, recipe: Recipe, device: torch.device) -> Any:

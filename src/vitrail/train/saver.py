@@ -20,8 +20,9 @@ MOST_FAILURES = 3  # in a row
 class Saver:
     """`save(state)` on every rank; rank 0 writes. A refusal costs a warning, three in a row the run."""
 
-    def __init__(self, store: CheckpointStore, about: Mapping[str, Any], *, sharded: bool = False) -> None:
-        self.store, self.about, self.sharded = store, about, sharded
+    def __init__(self, store: CheckpointStore, about: Mapping[str, Any], *, sharded: bool = False, compact: bool = False) -> None:
+        self.store, self.about = store, about
+        self.layout = {"sharded": sharded, "compact": compact}
         self.failures = 0
         self.saved_step = -1
         self._home = inode(store.folder.parent)
@@ -52,7 +53,7 @@ class Saver:
             nonlocal entered
             entered = True
             distributed.agree(0)
-            save_state(draft, state, self.about, sharded=self.sharded)
+            save_state(draft, state, self.about, **self.layout)
 
         try:
             self._require_folder(state)
@@ -69,7 +70,7 @@ class Saver:
         draft = Draft(distributed.broadcast_object(None))
         if distributed.agree(0) == 0:
             try:
-                save_state(draft, state, self.about, sharded=self.sharded)
+                save_state(draft, state, self.about, **self.layout)
             except OSError as error:
                 return error
         return None

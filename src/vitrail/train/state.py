@@ -6,6 +6,8 @@ to save. Each part is one safetensors file; the rest is state.json.
 
 Two layouts, each readable by any number of ranks: whole tensors (gathered from shards when
 there are any), and shards (each rank writes its own through torch.distributed.checkpoint).
+A compact checkpoint holds half as many bytes, and is then not the same bits: it is for
+carrying a run to another machine over a narrow link.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def _tables(state: TrainState) -> dict[str, dict[str, Tensor]]:
     return {name: {key: value.detach() for key, value in part.state_dict().items()} for name, part in state.parts.items()}
 
 
-def save_state(draft: Draft, state: TrainState, about: Mapping[str, Any], *, sharded: bool = False) -> None:
+def save_state(draft: Draft, state: TrainState, about: Mapping[str, Any], *, sharded: bool = False, compact: bool = False) -> None:
     """Fill a draft. Every rank calls this (gathering is collective); rank 0 writes the whole tensors."""
     tables = _tables(state)
     if sharded:
@@ -56,6 +58,8 @@ def save_state(draft: Draft, state: TrainState, about: Mapping[str, Any], *, sha
     refused: OSError | None = None  # raised at the end: until then the other ranks count on this one to gather
     for name, table in () if sharded else tables.items():
         gathered = {key: distributed.whole(value) for key, value in table.items()}
+        if compact:
+            gathered = {key: _halved(value, torch.bfloat16 if name == "optimizer" else torch.float16) for key, value in gathered.items()}
         if distributed.is_main() and refused is None:
             try:
                 draft.add(f"{name}.safetensors", lambda path, table=gathered: write_tensors(path, table))  # type: ignore[misc]
@@ -66,7 +70,16 @@ def save_state(draft: Draft, state: TrainState, about: Mapping[str, Any], *, sha
         raise refused
     if distributed.is_main():
         body = {"step": state.step, "pending": state.pending, "best": state.best, "counters": state.counters}
-        draft.add_json("state.json", {**about, **body, "parts": sorted(tables), "sharded": sharded})
+        draft.add_json("state.json", {**about, **body, "parts": sorted(tables), "sharded": sharded, "compact": compact})
+
+
+def _halved(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float32 tensor in two bytes an element; single numbers, and what float16 cannot hold, stay."""
+    if value.dtype != torch.float32 or value.ndim == 0:
+        return value
+    if dtype == torch.float16 and not float(value.abs().max()) < 65504:
+        return value
+    return value.to(dtype)
 
 
 def _save_shards(draft: Draft, tables: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -91,6 +104,8 @@ def load_state(checkpoint: Checkpoint, state: TrainState) -> dict[str, Any]:
     saved = _read_shards(checkpoint.path, ours) if body["sharded"] else _read_files(checkpoint.path, ours)
     for name, part in state.parts.items():
         _check_names(f"{checkpoint.path} {name}", ours[name], saved[name])
+        if body.get("compact"):
+            saved[name] = {key: value.to(ours[name][key].dtype) for key, value in saved[name].items()}
         fitted = {key: _like(saved[name][key], target) for key, target in ours[name].items()}
         part.load_state_dict(fitted)
     state.step = int(body["step"])

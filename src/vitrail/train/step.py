@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from vitrail.data.batch import Batch
 from vitrail.errors import ResourceError
 from vitrail.kernels import draws
+from vitrail.kernels.fp8 import Scales
 from vitrail.runtime import distributed
 from vitrail.runtime.device import memory_in_use
 from vitrail.runtime.faults import fault
@@ -69,6 +71,7 @@ class TrainStep:
         self.forward: Callable[..., Tensor] = objective  # or its DDP wrapper
         self.device, self.micro, self.chunk = device, micro, chunk
         self.words = draws.key(seed, "model")
+        self.scales: Scales | None = None  # of fp8 layers
         self.draws_inside = draws_inside  # dropout or stochastic depth is on
         self.allowed, self.shrink = skip_nonfinite, shrink
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
@@ -76,7 +79,8 @@ class TrainStep:
     def __call__(self, batch: Batch, lr: float) -> Outcome:
         while True:
             try:
-                losses = self.gradients(batch)
+                with self.scales.step() if self.scales is not None else nullcontext():
+                    losses = self.gradients(batch)
                 break
             except torch.OutOfMemoryError as error:
                 self.make_room(error, batch)
@@ -135,6 +139,8 @@ class TrainStep:
             bad = bad & ~self.scale.absorbs(overflow)
             self.scale.update(overflow)
         self.skipped += bad
+        if self.scales is not None:
+            self.scales.update()
         if self.ema is not None:
             self.ema.update(self.objective.model, info.applied)
         fault("step.after_update")
