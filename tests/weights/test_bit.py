@@ -51,7 +51,7 @@ def test_released_files_pad_the_root_pool_with_zeros():
     meets(model(image(TF)), TF, "expected_bit_pytorch")
 
 
-@pytest.mark.parametrize("said", ["inf", "-inf"])
+@pytest.mark.parametrize("said", ["inf", "-inf", float("-inf")])
 def test_pool_pad_can_be_overridden(said):
     model = load_model(TF / "checkpoint.npz", pool_pad=said)
     meets(model(image(TF)), TF, "expected")

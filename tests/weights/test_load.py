@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vitrail
 from vitrail.errors import CheckpointError, UsageError
@@ -137,6 +138,21 @@ def test_a_model_without_its_size_copies_before_its_first_input_too():
     assert twin.card.transform().image_size == (48, 32)
 
 
+@pytest.mark.parametrize("options", [{"position": "none"}, {"registers": 2, "position_class": False}, {"registers": 2, "pool": "gap"},
+                                     {"registers": 2, "position_registers": True}])  # fmt: skip
+def test_the_first_input_settles_how_many_rows_of_the_positions_are_patches(options, tmp_path):
+    model = build(ViTConfig(**SMALL | {"image_size": (40, 24), "activation": "gelu"} | options)).eval()
+    timm = vitrail.convert(model, tmp_path, to="timm").files[0]
+    pth = tmp_path / "of_timm.pth"  # nothing beside it says anything
+    torch.save(load_file(timm), pth)
+    (tmp_path / "config.json").unlink()
+    x = torch.randn(1, 3, 40, 24)
+    again = vitrail.load_model(pth, heads=2, pool=model.config.pool)
+    assert torch.equal(again.tokens(x), model.tokens(x))
+    assert type(again) is type(model) and again.card.config == again.config
+    assert again.resize((32, 32)).tokens(torch.zeros(1, 3, 32, 32)).shape == (1, model.config.prefix + 16, 64)
+
+
 # ---- overrides and changes ----
 
 
@@ -158,6 +174,8 @@ def test_an_override_that_means_nothing_is_refused(ours, tmp_path):
     bit = vitrail.save_model(build(ResNetConfig(layers=(1,), width_factor=0.5, classes=2)), tmp_path / "bit.safetensors")
     with pytest.raises(UsageError, match="heads= means nothing"):
         vitrail.load_model(bit, heads=2)
+    with pytest.raises(UsageError, match="pool_pad= means nothing"):
+        vitrail.load_model(G01, pool_pad="zero")
 
 
 def test_a_wrong_word_of_the_caller_is_a_usage_error_for_other_origins_too():
@@ -198,6 +216,14 @@ def test_another_patch_size_keeps_the_products_with_resized_patches(ours):
 def test_another_patch_size_at_the_same_image_size_takes_the_positions_along(ours):
     model = vitrail.load_model(ours, patch_size=4)
     assert model.grid == (8, 8) and model(torch.zeros(1, 3, 32, 32)).shape == (1, 5)
+
+
+def test_patch_and_image_size_change_together_where_neither_divides_alone(tmp_path):
+    flexible = build(ViTConfig(width=32, depth=1, heads=2, mlp_width=24, patch_size=32, image_size=224, classes=2, position_class=False))
+    files = vitrail.convert(flexible, tmp_path, to="big_vision").files
+    for patch in (48, 30, 15):  # none divides 224, and 32 does not divide 240
+        model = vitrail.load_model(files[0], patch_size=patch, image_size=240)
+        assert model.grid == (240 // patch, 240 // patch) and model(torch.zeros(1, 3, 240, 240)).shape == (1, 2)
 
 
 def test_a_patch_size_that_does_not_divide_is_refused(ours):

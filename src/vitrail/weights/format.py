@@ -274,7 +274,8 @@ def size_for(
         if positions is None or (size[0] // rows) * (size[1] // columns) == positions:
             return size, True
     wanted = overrides.image_size
-    if wanted is not None and (positions is None or (wanted[0] // rows) * (wanted[1] // columns) == positions):
+    whole = wanted is not None and wanted[0] % rows == 0 and wanted[1] % columns == 0  # another patch_size= may be on its way
+    if wanted is not None and (positions is None or (wanted[0] // rows) * (wanted[1] // columns) == positions) and whole:
         return wanted, True
     if positions is None:
         near = lambda pixels: max(1, round(224 / pixels)) * pixels

@@ -20,14 +20,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import CheckpointError, UsageError, VitrailError
-from vitrail.model.config import pair
+from vitrail.model.config import ViTConfig, pair
 from vitrail.model.patch import change_channels, resize_patch_kernel
+from vitrail.model.position import LearnedPosition
 from vitrail.model.variants import build, config_for, config_to_dict
 from vitrail.model.vit import VisionTransformer
 from vitrail.runtime.disk import sha256_of
@@ -60,7 +61,7 @@ def load_model(
     activation: str | None = None,
     pool: str | None = None,
     image_size: int | tuple[int, int] | None = None,
-    pool_pad: str | None = None,
+    pool_pad: str | float | None = None,
     position_resample: str | None = None,
     patch_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -100,14 +101,16 @@ def load_model(
     if not plan.size_known and said.image_size is None and isinstance(model, VisionTransformer):
         model.__class__ = Unsettled
         _note(model, "image size: not in the file; the first input settles it")
-    _change_input(model, patch_size, channels)
+    _change_channels(model, channels)
+    _change_patch(model, patch_size, said.image_size)
     _change_size(model, said.image_size)
     _change_head(model, classes, new_head)
     return model.eval()
 
 
-def _pool_pad(said: str | None) -> str | None:
-    return "inf" if said == "-inf" else said
+def _pool_pad(said: str | float | None) -> str | None:
+    """ "zero" or "inf", also as what the pad is filled with: 0, -inf."""
+    return None if said is None else {"-inf": "inf", "0": "zero", "0.0": "zero"}.get(str(said), str(said))
 
 
 # ---- from what the user says to a file ----
@@ -239,6 +242,7 @@ def _foreign_plan(archive: Archive, said: Overrides) -> Plan:
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # no origin writes such names and shapes
         raise CheckpointError(f"{archive.path}: not readable as {form.title} ({error}).", hint="get the file again") from None
     config, style = reading.config, form.style_of(view)
+    _overriding(config, said)  # refuses what means nothing for such a model
     shell = _shell(archive, config)
     card = Card(
         name=_name(archive.path),
@@ -426,23 +430,29 @@ def _note(model: nn.Module, *notes: str) -> None:
     model.card = dataclasses.replace(card, notes=(*card.notes, *notes))  # type: ignore[assignment]
 
 
-def _change_input(model: Any, patch_size: int | tuple[int, int] | None, channels: int | None) -> None:
-    """Another patch size or number of channels (FlexiViT's pseudo-inverse; channels repeated or added up)."""
-    if channels is not None and channels != model.config.channels:
-        stem = getattr(model, "stem", None)
-        owner = model.patch if getattr(model, "root", stem) is None else (model.root if stem is None else stem.root).conv
-        owner.weight = nn.Parameter(change_channels(owner.weight.detach(), channels))
-        old, model.config = model.config.channels, model.config.replace(channels=channels)
-        _note(model, f"channels: {old} -> {channels}")
+def _change_channels(model: Any, channels: int | None) -> None:
+    """Another number of channels: repeated or added up."""
+    if channels is None or channels == model.config.channels:
+        return
+    stem = getattr(model, "stem", None)
+    owner = model.patch if getattr(model, "root", stem) is None else (model.root if stem is None else stem.root).conv
+    owner.weight = nn.Parameter(change_channels(owner.weight.detach(), channels))
+    old, model.config = model.config.channels, model.config.replace(channels=channels)
+    _note(model, f"channels: {old} -> {channels}")
+
+
+def _change_patch(model: Any, patch_size: int | tuple[int, int] | None, image_size: tuple[int, int] | None) -> None:
+    """Another patch size (FlexiViT's pseudo-inverse), at the image size that is wanted with it."""
     size = pair(patch_size, "patch_size") if patch_size is not None else None
-    if size is not None and size != getattr(model.config, "patch_size", None):
-        if not hasattr(model, "patch"):
-            raise UsageError("this model has no patches, so patch_size= means nothing.")
-        old_patch, config = model.config.patch_size, model.config.replace(patch_size=size)
-        model.patch.weight = nn.Parameter(resize_patch_kernel(model.patch.weight.detach(), size))
-        model.patch.patch_size, model.config = size, config
-        model.resize(config.image_size)
-        _note(model, f"patch size: {_by(old_patch)} -> {_by(size)} (pseudo-inverse), positions to {_by(config.grid)}")
+    if size is None or size == getattr(model.config, "patch_size", None):
+        return
+    if not hasattr(model, "patch"):
+        raise UsageError("this model has no patches, so patch_size= means nothing.")
+    old, config = model.config.patch_size, model.config.replace(patch_size=size, image_size=image_size or model.config.image_size)
+    model.patch.weight = nn.Parameter(resize_patch_kernel(model.patch.weight.detach(), size))
+    model.patch.patch_size, model.config = size, config
+    model.resize(config.image_size)
+    _note(model, f"patch size: {_by(old)} -> {_by(size)} (pseudo-inverse), positions to {_by(config.grid)}")
 
 
 def _change_size(model: Any, wanted: tuple[int, int] | None) -> None:
@@ -486,18 +496,24 @@ class Unsettled(VisionTransformer):
         return self.resize(image_size)
 
     def settle(self, seen: tuple[int, int]) -> None:
-        """Sines and cosines go to any grid; a learned table has as many rows as its own grid has patches."""
-        config = self.config.replace(image_size=seen)
-        positions = math.prod(self.grid)
-        if self.config.position == "sincos2d":
-            self.resize(seen)
-        elif math.prod(config.grid) != positions:
-            raise UsageError(
-                f"the weights have {positions} positions of an unknown grid, and an image of {_by(seen)} has {_by(config.grid)} patches.",
-                hint="load_model(…, image_size=(rows, columns)) with the size they were trained at",
-            )
-        else:
+        """A learned table goes to the grid it fits, everything else to any."""
+        if self.config.position == "learned":
+            config, position = self.fitting(seen), cast(LearnedPosition, self.position)
             self.__class__ = VisionTransformer  # type: ignore[assignment]
-            self.config = config
-            self.position.grid = config.grid  # type: ignore[union-attr]
+            self.config, position.grid, position.prefix_rows = config, config.grid, config.position_prefix
+        else:
+            self.resize(seen)
         self.card = card_of(self)
+
+    def fitting(self, seen: tuple[int, int]) -> ViTConfig:
+        """The table's rows are the patches', and those of none, some or all of the tokens before them: by convention, else as they fit."""
+        config = self.config.replace(image_size=seen)
+        patches, positions = math.prod(config.grid), math.prod(self.grid) + self.config.position_prefix
+        for rows in (config.position_prefix, 0, config.prefix - config.registers, config.prefix):
+            if positions == patches + rows:
+                return config.replace(position_class=rows > 0, position_registers=rows > config.prefix - config.registers)
+        raise UsageError(
+            f"the weights have {math.prod(self.grid)} positions of an unknown grid, "
+            f"and an image of {_by(seen)} has {_by(config.grid)} patches.",
+            hint="load_model(…, image_size=(rows, columns)) with the size they were trained at",
+        )

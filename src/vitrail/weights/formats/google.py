@@ -184,8 +184,13 @@ class VitJax(Google):
 
     name = "npz"
     title = "Google's vit_jax"
-    marks = (r"^embedding/kernel$", r"^Transformer/encoderblock_0/", r"^Transformer/encoder_norm/scale$", r"^Transformer/posembed_input/")
-    styles = ("linen", "prelinen")
+    marks = (
+        r"^embedding/kernel$",
+        r"^Transformer/encoderblock(?:_0)?/",
+        r"^Transformer/encoder_norm/scale$",
+        r"^Transformer/posembed_input/",
+    )
+    styles = ("linen", "prelinen", "scan")
     positions = LATE
 
     def has_class_row(self, table: int | None, step: tuple[int, int], overrides: Overrides) -> bool:
