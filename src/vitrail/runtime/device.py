@@ -14,7 +14,7 @@ from vitrail.errors import ResourceError, UsageError, nearest
 
 __all__ = ["PRECISIONS", "Precision", "describe_device", "deterministic", "memory_in_use", "peak_flops", "pick_device"]
 
-PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": None}
+PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16, "fp64": None}
 
 # dense bf16 tensor-core peaks of the data sheets, FLOP/s
 _PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "A10": 125e12, "V100": 125e12}
@@ -43,7 +43,8 @@ def pick_device(name: str | None = None) -> torch.device:
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`, `tf32`, `bf16`, `fp16` (autocast; weights stay fp32) or `fp64` (weights too; for tests)."""
+    """`fp32`, `tf32`, `bf16`, `fp16` (autocast; weights stay fp32), `fp8` (bf16, but for the products of
+    `kernels.fp8`) or `fp64` (weights too; for tests)."""
 
     name: str
 

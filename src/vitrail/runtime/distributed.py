@@ -28,6 +28,7 @@ __all__ = [
     "barrier",
     "broadcast_object",
     "gather_objects",
+    "greatest_across",
     "group",
     "is_main",
     "is_sharded",
@@ -87,6 +88,13 @@ def sum_across(tensor: Tensor) -> Tensor:
     """Add a tensor over the ranks, in place."""
     if dist.is_initialized():
         dist.all_reduce(tensor)
+    return tensor
+
+
+def greatest_across(tensor: Tensor) -> Tensor:
+    """The element-wise maximum over the ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor
 
 
