@@ -17,7 +17,6 @@ from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.score import precision_for
 from vitrail.kernels.fp8 import train_fp8
-from vitrail.kernels.fp8 import train_fp8
 from vitrail.runtime import distributed
 from vitrail.runtime.device import Precision, deterministic, pick_device
 from vitrail.train.distill import Distilled, Teacher
@@ -99,7 +98,6 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
 
     objective = build_objective(recipe, model.to(device, precision.weights), precision, preprocess, sources).to(device)
     scales = train_fp8(model) if precision.name == "fp8" else None
-    scales = train_fp8(model) if precision.name == "fp8" else None
     forward = spread(objective, recipe, device)
     optimizer = build_optimizer(objective.named(), recipe.optim)
     ema = Ema(model, recipe.ema) if recipe.ema.decay is not None else None
@@ -139,8 +137,6 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
         parts["ema"] = ema
     if scale.on:
         parts["scale"] = scale
-    if scales is not None:
-        parts["fp8"] = scales
     if scales is not None:
         parts["fp8"] = scales
     if objective.extras():
