@@ -51,6 +51,14 @@ def test_rare_classes_are_named_with_what_to_do(photos):
     assert "--balanced" not in look(SHAPES).balance()
 
 
+def test_too_few_images_to_hold_any_out_are_refused(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    with pytest.raises(DataError, match="too few to hold any out"):
+        look(str(tmp_path))
+
+
 def test_one_class_is_no_task(tmp_path):
     (tmp_path / "cat").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cat" / "1.png")
@@ -75,6 +83,22 @@ def test_without_a_gpu_the_run_is_bounded_in_time_and_the_rate_follows_the_batch
     assert proposal(facts, gpu=False, steps=7).recipe.train.max_minutes is None
 
 
+def test_without_a_gpu_only_some_test_images_are_measured_on_the_way(photos):
+    facts = look(f"{SHAPES}&test=1200")
+    assert facts.test_images == 1200
+    assert proposal(facts, gpu=True).recipe.data.eval_split == "test"
+    assert proposal(facts, gpu=False).recipe.data.eval_split == "test[:1000]"
+    assert proposal(look(str(photos)), gpu=False).recipe.data.eval_split == "train[90%:]"
+
+
+@pytest.mark.parametrize(("instructions", "said"), [(True, "bf16"), (False, "auto")])
+def test_bfloat16_is_for_processors_that_multiply_it(monkeypatch, instructions, said):
+    monkeypatch.setattr("vitrail.train.proposal.cpu_multiplies_bf16", lambda: instructions)
+    facts = look(SHAPES)
+    assert proposal(facts, gpu=False).recipe.train.precision == said
+    assert proposal(facts, gpu=True).recipe.train.precision == "auto"
+
+
 def test_large_pictures_are_fine_tuned_larger_on_a_gpu(photos):
     facts = look(str(photos))
     assert proposal(facts).recipe.model.image_size == (384, 384)
@@ -90,7 +114,7 @@ def test_evaluation_prepares_images_as_the_weights_want_them(photos):
 
 def test_several_labels_an_image_are_learned_with_the_sigmoid(tmp_path):
     rows = []
-    for i, labels in enumerate((["a", "b"], ["a"], ["b"], ["a"])):
+    for i, labels in enumerate((["a", "b"], ["a"], ["b"], ["a"]) * 3):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
         rows.append(json.dumps({"path": f"{i}.png", "labels": labels}))
     (tmp_path / "all.jsonl").write_text("\n".join(rows))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitrail.config import (
     AdaptSpec,
@@ -37,6 +38,7 @@ HYPERRULE = ((20_000, 500, 100), (500_000, 10_000, 500), (None, 20_000, 500))  #
 RULE_BATCH, RULE_RATE = 512, 0.01  # Table 4: batch 512; the middle of its grid …
 RULE_GRID = (0.001, 0.003, 0.01, 0.03)  # … which `vitrail sweep` tries
 CPU_BATCH, CPU_MINUTES = 32, 10.0
+CPU_WATCHED = 1000  # images measured on the way without a GPU; the reported number is of all of them
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Facts:
     train_split: str
     test_split: str
     dev_split: str | None  # for choosing when to stop; never the split that is reported
+    test_images: int
     official_test: bool  # False: the test images were held out of the training images
     classes: tuple[str, ...]
     counts: np.ndarray  # training images of each class
@@ -104,7 +107,13 @@ def look(data: str, *, dev: bool = False) -> Facts:
     source = open_source(data, split=train)
     if len(source.classes) < 2:
         raise DataError(f"{data} has {len(source.classes)} class(es); a classifier needs two.", hint="one folder a class: data/cat/1.jpg")
-    return Facts(data, train, test, chosen_by, official, tuple(source.classes), _counts(source), source.multilabel, _side(source))
+    try:
+        images = len(open_source(data, split=test))
+    except UsageError:
+        raise DataError(
+            f"{data} has {len(source)} images to train on, too few to hold any out.", hint="add images, or a test folder beside train"
+        ) from None
+    return Facts(data, train, test, chosen_by, images, official, tuple(source.classes), _counts(source), source.multilabel, _side(source))
 
 
 def _splits(data: str, dev: bool) -> tuple[str, str, str | None, bool]:
@@ -153,19 +162,22 @@ def propose(weights: str, config: Any, card: Any, facts: Facts, wishes: Wishes, 
     """The recipe for these weights (`config`: their architecture) on this data."""
     reasons = [facts.balance()]
     own = "its own split" if facts.official_test else "held out, as the data has no test split of its own"
-    reasons.append(f"reported on {facts.test_split}: {own}")
+    reasons.append(f"reported on {facts.test_split}, {facts.test_images:,} images: {own}")
     size = _image_size(config, facts, wishes, gpu, reasons)
     train, schedule = _length(facts, wishes, gpu, reasons)
     rate = wishes.lr if wishes.lr is not None else RULE_RATE * train.batch_size / RULE_BATCH
     reasons.append(f"SGD with momentum, rate {rate:g}" + ("" if wishes.lr else f" ({RULE_RATE:g} at a batch of {RULE_BATCH}, scaled)"))
     if wishes.adapt.train != "all" or wishes.adapt.frozen_blocks:
         reasons.append(f"only part of the weights learn: {_adapted(wishes.adapt)}")
+    if not gpu and hasattr(config, "depth") and cpu_multiplies_bf16():
+        reasons.append("products in bfloat16, which this processor multiplies faster (train.precision=fp32 does not)")
+        train = replace(train, precision="bf16")
     loss = "sigmoid" if facts.multilabel else "softmax"
     recipe = Recipe(
         name="finetune",
         paper="Table 4 and BiT-HyperRule",
         model=ModelSpec(name="", image_size=size, weights=weights, new_head=True),
-        data=_data(facts, wishes, card, size, config),
+        data=_data(facts, wishes, card, size, config, watched=None if gpu else CPU_WATCHED),
         augment=AugmentSpec(flip=0.5),
         optim=OptimSpec(name="sgd", lr=rate, momentum=0.9, clip_norm=1.0),
         schedule=schedule,
@@ -228,13 +240,23 @@ def _batch(facts: Facts, gpu: bool) -> int:
     return batch
 
 
-def _data(facts: Facts, wishes: Wishes, card: Any, size: tuple[int, int], config: Any) -> DataSpec:
-    """Views as the weights' card says; the training crop keeps at least a third of a small picture."""
+def cpu_multiplies_bf16() -> bool:
+    """Whether matrix products in bfloat16 have instructions of their own here (AMX, AVX-512 BF16): others emulate them."""
+    known = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+
+
+def _data(facts: Facts, wishes: Wishes, card: Any, size: tuple[int, int], config: Any, watched: int | None) -> DataSpec:
+    """Views as the weights' card says; the training crop keeps at least a third of a small picture.
+
+    watched: measure at most so many of the test images on the way (what is chosen by is measured whole).
+    """
     view = card.transform()
+    few = watched is not None and facts.dev_split is None and facts.test_images > watched
     return DataSpec(
         train=facts.address,
         train_split=facts.train_split,
-        eval_split=facts.dev_split or facts.test_split,
+        eval_split=facts.dev_split or (f"{facts.test_split}[:{watched}]" if few else facts.test_split),
         crop="inception",
         crop_area=(0.35, 1.0) if facts.side < 1.5 * size[0] else (0.05, 1.0),
         interpolation=view.interpolation,
