@@ -2,17 +2,23 @@
 
     python benchmarks/loader.py [--batches 30] [--batch 64] [--workers 2] [--rounds 3] [--out results.json]
 
-CPU time is that of this process and of all its workers, start and imports left out (two batches are
+CPU time is that of this process and of all its workers, start and imports left out (ten batches are
 drawn first). The stream is the training stream: inception crop, 224x224, antialiased bilinear.
+
+Cores that work side by side share caches, memory and clock, so each is slower than one that works alone,
+whoever hands out the work. What the workers themselves cost shows beside as many processes that know
+nothing of each other, each with a stream of its own, made in line, at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing as mp
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +28,7 @@ from vitrail.data.crop import TrainView
 from vitrail.data.loader import TrainStream
 from vitrail.data.source import open_source
 
+WARM = 10  # batches: every page of every slot has been touched
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,14 +46,40 @@ def measure(files: list[bytes], batch: int, batches: int, workers: int, threads:
     source = open_source((files, np.arange(len(files)) % 10))
     view = TrainView((224, 224), antialias=True)
     with TrainStream(source, view, batch_size=batch, seed=0, workers=workers, threads=threads, pin=False) as stream:
-        for _ in range(2):
+        for _ in range(WARM):
             next(stream)
         pids = stream.worker_pids
-        cpu, wall = cpu_seconds(pids), time.perf_counter()
+        made, cpu, wall = begun(stream), cpu_seconds(pids), time.perf_counter()
         for _ in range(batches):
             next(stream)
-        made = batches * batch  # as many are made ahead at the end as were at the beginning
-        return made / (cpu_seconds(pids) - cpu), made / (time.perf_counter() - wall)
+        seconds, cpu = time.perf_counter() - wall, cpu_seconds(pids) - cpu
+        made = begun(stream) - made if workers else batches * batch
+        return made / cpu, made / seconds
+
+
+def begun(stream: TrainStream) -> int:
+    """Images that workers have begun since they started, those of batches made ahead included."""
+    feeder = stream._pipeline.feeder
+    return 0 if feeder is None else int(feeder.shared.progress[:, 1].sum())
+
+
+def alone(files: list[bytes], batch: int, batches: int, go: Any, answers: Any) -> None:
+    torch.set_num_threads(1)
+    go.wait()
+    answers.put(measure(files, batch, batches, 0, False))
+
+
+def apart(files: list[bytes], batch: int, batches: int, count: int) -> tuple[float, float]:
+    """As `measure`, of `count` processes side by side, each making a whole stream by itself."""
+    context = mp.get_context("spawn")
+    go, answers = context.Barrier(count), context.Queue()
+    everybody = [context.Process(target=alone, args=(files, batch, batches, go, answers)) for _ in range(count)]
+    for process in everybody:
+        process.start()
+    found = [answers.get() for _ in everybody]
+    for process in everybody:
+        process.join()
+    return count / sum(1 / each for each, _ in found), sum(rate for _, rate in found)
 
 
 def main() -> None:
@@ -59,20 +92,23 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     files = [jpeg(i) for i in range(64)]
+    workers, size, batches = options.workers, options.batch, options.batches
     cases = {
-        "in this process": (0, False),
-        f"{options.workers} worker processes": (options.workers, False),
-        f"{options.workers} threads": (options.workers, True),
+        "in this process": lambda: measure(files, size, batches, 0, False),
+        f"{workers} processes apart": lambda: apart(files, size, batches, workers),
+        f"{workers} worker processes": lambda: measure(files, size, batches, workers, False),
+        f"{workers} threads": lambda: measure(files, size, batches, workers, True),
     }
-    best = dict.fromkeys(cases, (0.0, 0.0))
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(options.rounds):
-        for name, (workers, threads) in cases.items():
-            found = measure(files, options.batch, options.batches, workers, threads)
-            best[name] = (max(best[name][0], found[0]), max(best[name][1], found[1]))
-    alone = best["in this process"][0]
-    print(f"{'':24} images / CPU second   images / second   of one process")
+        for name, run in cases.items():
+            rounds[name].append(run())
+    best = {name: tuple(max(values) for values in zip(*found)) for name, found in rounds.items()}
+    single, side_by_side = best["in this process"][0], best[f"{workers} processes apart"][0]
+    print(f"{'':24} images / CPU second  (rounds)             images / second   of one process   of processes apart")
     for name, (each, rate) in best.items():
-        print(f"{name:24} {each:19.0f} {rate:17.0f} {each / alone:16.1%}")
+        spread = f"{min(a for a, _ in rounds[name]):.0f} to {each:.0f}"
+        print(f"{name:24} {each:19.0f}  ({spread:14}) {rate:22.0f} {each / single:16.1%} {each / side_by_side:20.1%}")
     if options.out:
         options.out.write_text(json.dumps({name: {"per_cpu_second": a, "per_second": b} for name, (a, b) in best.items()}, indent=1))
 

@@ -1,4 +1,7 @@
 import io
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -175,3 +178,26 @@ def test_a_closed_stream_says_so(source):
     stream.close()
     with pytest.raises(UsageError, match="closed"):
         next(stream)
+
+
+def test_threads_have_ended_when_a_stream_is_closed(source):
+    with TrainStream(source, VIEW, batch_size=16, seed=0, workers=3, threads=True) as stream:
+        next(stream)
+        assert sum(t.name.startswith("vitrail-data") for t in threading.enumerate()) == 3
+    assert not any(t.name.startswith("vitrail-data") for t in threading.enumerate())
+
+
+LEFT_OPEN = """
+import numpy as np
+from vitrail.data.crop import TrainView
+from vitrail.data.loader import TrainStream
+from vitrail.data.source import open_source
+source = open_source((np.random.default_rng(0).integers(0, 256, (64, 200, 200, 3), dtype=np.uint8), np.arange(64) % 7))
+stream = TrainStream(source, TrainView(160), batch_size=64, seed=0, workers=2, threads=True)
+next(stream)
+"""
+
+
+def test_a_program_that_leaves_a_stream_open_ends_well():
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""

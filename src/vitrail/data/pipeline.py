@@ -15,6 +15,7 @@ CUDA context or locks is inherited, and torch is imported once for all of them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import signal
@@ -149,6 +150,7 @@ class _Feeder:
         self.hands: list[Hand] = [self._hire(i) for i in range(pipeline.workers)]
         self.thread = threading.Thread(target=self._run, name="vitrail-feeder", daemon=True)
         self.thread.start()
+        _open.add(self)
 
     def _hire(self, number: int) -> Hand:
         return ThreadHand(self.shared, number) if self.line.threads else ProcessHand(self.shared, number)
@@ -187,6 +189,7 @@ class _Feeder:
                 self.wake_out.send_bytes(b"x")
 
     def close(self) -> None:
+        _open.discard(self)
         self.stop = True
         self._wake()
         if threading.current_thread() is not self.thread:
@@ -363,6 +366,16 @@ class _Feeder:
                         hint="look at the storage of this machine; worker processes can be replaced, threads cannot",
                     )
                 self._replace(number, f"stood still for {still:.0f} s and was killed ({signal.Signals.SIGKILL.name})")
+
+
+_open: weakref.WeakSet[_Feeder] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Whatever a program leaves open ends before the interpreter does."""
+    for feeder in list(_open):
+        feeder.close()
 
 
 _START_HINT = "workers import the package afresh: its import must work in a new process (data.workers=0 decodes in this one)"

@@ -202,7 +202,13 @@ class ThreadHand(Hand):
         self.conn, theirs = Pipe()
         shared.progress[number] = 0
         job = (theirs, shared.maker, shared.slab, shared.progress[number])
-        threading.Thread(target=serve, args=job, name=f"vitrail-data-{number}", daemon=True).start()
+        self.thread = threading.Thread(target=serve, args=job, name=f"vitrail-data-{number}", daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Wait for its errand: a thread that the interpreter's end finds inside a codec takes the process down."""
+        self.dismiss()
+        self.thread.join(10)
 
 
 class ProcessHand(Hand):
