@@ -7,13 +7,15 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST = $(VENV)/bin/python -m pytest
 
-.PHONY: help quickstart test scorecard lint parity wheel clean
+.PHONY: help quickstart test scorecard lint parity gpu wheel clean
 
 help:
 	@echo "make quickstart   fine-tune a ViT on the built-in data, evaluate, write the report"
 	@echo "make test         all tests, in a virtual environment of their own"
 	@echo "make scorecard    the reliability scorecard with its long counts"
 	@echo "make lint         ruff and mypy"
+	@echo "make parity       agreement with timm, transformers and torchvision themselves (installs them)"
+	@echo "make gpu          the tests that need a CUDA device"
 	@echo "make wheel        build wheel and sdist, install them elsewhere, try them"
 
 $(VENV)/.run: pyproject.toml constraints.txt
@@ -38,6 +40,13 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests examples
 	$(VENV)/bin/ruff format --check src tests examples
 	$(VENV)/bin/mypy
+
+parity: $(VENV)/.dev
+	$(PIP) 'timm>=1.0.20' 'transformers>=5,<6' 'torchvision>=0.25'
+	$(PYTEST) -m parity tests/parity
+
+gpu: $(VENV)/.dev
+	$(PYTEST) -m gpu -rs
 
 wheel: $(VENV)/.dev
 	$(VENV)/bin/python -m build -q
