@@ -232,6 +232,7 @@ def test_what_a_processor_does_to_values_is_kept():
         Preprocess((32, 32), "squash", None, "bilinear", True, rounding="round"),
         Preprocess((32, 32), "shorter_crop", 40, "bicubic", True, rounding="round"),
         Preprocess((32, 32), "bit", 40, "bicubic", True, rounding="round"),
+        Preprocess((32, 32), "squash", None, "area", True, rounding="round"),
     ],
 )
 def test_a_view_survives_the_way_through_preprocessor_config_json(view):

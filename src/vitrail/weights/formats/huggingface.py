@@ -47,7 +47,7 @@ ACTIVATIONS = {
     "gelu_accurate": "gelu_tanh",
     "swish": "silu",
 }
-RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}  # Pillow's numbers; its box is the mean of an area
 
 
 @dataclass(frozen=True)
@@ -444,9 +444,8 @@ def view_of(config: Any, processor: Mapping[str, Any], model_type: str = "vit") 
         whole = said.size(processor, "size") or crop
         mode = "shorter_crop" if _by_shorter_side(processor) else "bit"
         resize = _scaled(whole[0], min(crop), size)
-    interpolation = filters if filters in ("bilinear", "bicubic", "nearest", "lanczos", "box", "hamming") else "bilinear"
     scaled = lambda values: tuple(value / scale for value in values)
-    return Preprocess(size, mode, resize, interpolation, True, scaled(means), scaled(stds), "round", config.channels)
+    return Preprocess(size, mode, resize, filters, True, scaled(means), scaled(stds), "round", config.channels)
 
 
 def _by_shorter_side(processor: Mapping[str, Any]) -> bool:
@@ -479,7 +478,7 @@ def processor_of(view: Preprocess) -> dict[str, Any]:
         "image_mean": list(view.mean) * (view.channels if len(view.mean) == 1 else 1),
         "image_processor_type": kind,
         "image_std": list(view.std) * (view.channels if len(view.std) == 1 else 1),
-        "resample": numbers.get(view.interpolation, 4 if view.interpolation == "area" else 2),
+        "resample": numbers.get(view.interpolation, 2),
         "rescale_factor": 1 / 255,
         "size": size,
     }
