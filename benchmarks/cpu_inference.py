@@ -1,4 +1,4 @@
-"""Images a second on the CPU: the exact model, what `--fast` takes, and the peers, in one run.
+"""Images a second on the CPU: the exact model, every runtime that `--fast` chooses from, and the peers, in one run.
 
     python benchmarks/cpu_inference.py [--model B/16] [--batch 8] [--threads 2] [--rounds 5] [--json FILE]
 
@@ -11,6 +11,7 @@ all of them alike; the best round of each counts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import platform
@@ -21,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitrail.errors import VitrailError
 from vitrail.model.variants import create_model
-from vitrail.ship.fast import choose, exact_runtime
+from vitrail.ship.fast import Choice, candidates, choose, exact_runtime
 from vitrail.ship.predictor import Predictor
 
 
@@ -55,6 +57,17 @@ def runner(model: torch.nn.Module) -> Callable[[np.ndarray], object]:
     return run
 
 
+def ours(predictor: Predictor, choice: Choice) -> dict[str, Callable[[np.ndarray], object]]:
+    """The exact model and the runtimes beside it; what `--fast` takes is named so."""
+    ways: dict[str, Callable[[np.ndarray], object]] = {"vitrail fp32": exact_runtime(predictor).run}
+    tried = {candidate.name: candidate for candidate in choice.candidates}
+    for name, make in candidates(predictor):
+        if name in tried and not tried[name].error:
+            with contextlib.suppress(VitrailError, RuntimeError):
+                ways[f"vitrail --fast: {name}" if name == choice.name else f"vitrail, {name}"] = make().run
+    return ways
+
+
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -84,9 +97,7 @@ def main() -> None:
 
     choice = choose(predictor, batch_size=options.batch, names=options.only)
     print(choice, flush=True)
-    ways: dict[str, Callable[[np.ndarray], object]] = {"vitrail fp32": exact_runtime(predictor).run}
-    if choice.runtime:
-        ways[f"vitrail --fast ({choice.name})"] = choice.runtime.run
+    ways = ours(predictor, choice)
     peers = (("timm eager fp32", timm_model), ("transformers eager fp32", transformers_model)) if options.model == "B/16" else ()
     for name, make in peers:
         if way := make(rows):

@@ -8,6 +8,8 @@ import pytest
 from kinds import small
 
 from vitrail.inspect.report import inspect
+from vitrail.model.config import ResNetConfig
+from vitrail.model.variants import build
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the Python package playwright (extra 'dev') is not installed")
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))), None)
@@ -16,22 +18,32 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def browser():
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield started
+        started.close()
+
+
+def opened(browser, folder):
+    """The report of a folder, with everything it complains of and asks for."""
+    tab = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light", reduced_motion="reduce")
+    tab.complaints, tab.asked_for = [], []
+    tab.on("console", lambda message: tab.complaints.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    tab.on("request", lambda request: tab.asked_for.append(request.url))
+    tab.goto((folder / "report.html").as_uri())
+    tab.wait_for_selector("body[data-ready]")
+    tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    return tab
+
+
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     model = small("class token", classes=4, image_size=(24, 32)).float()
     inspect(model, "builtin:shapes?size=24x32&test=12&classes=4", out=folder, count=12, show=3)
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        tab = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light", reduced_motion="reduce")
-        tab.complaints, tab.asked_for = [], []
-        tab.on("console", lambda message: tab.complaints.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: tab.complaints.append(str(error)))
-        tab.on("request", lambda request: tab.asked_for.append(request.url))
-        tab.goto((folder / "report.html").as_uri())
-        tab.wait_for_selector("body[data-ready]")
-        tab.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-        yield tab
-        browser.close()
+    return opened(browser, folder)
 
 
 def drawn(page, canvas):
@@ -101,8 +113,13 @@ def test_the_measure_of_the_chart_can_be_changed(page):
     page.check("[name=measure][value=entropy]")
     assert "entropy" in page.get_attribute("#attention-chart svg", "aria-label")
     assert page.locator("#attention-chart line.line").count() == 0
+    page.check("[name=measure][value=prefix]")
+    assert "no patch" in page.get_attribute("#attention-chart svg", "aria-label")
     page.check("[name=measure][value=distance]")
     assert page.locator("#attention-chart line.line").count() == 4
+    page.click("#attention details summary")
+    rows = page.locator("#attention-table tbody tr, #attention-table tr")
+    assert rows.count() >= 4 and rows.last.is_visible(), "the numbers, as a table"
 
 
 def test_strength_and_smoothing_change_what_is_drawn(page):
@@ -130,6 +147,43 @@ def test_tiles_of_positions_answer_to_pointer_and_keys(page):
     before = drawn(page, "positions-one")
     point(page, "positions-all", 0.97, 0.05, click=False)
     assert "row 1, column 8" in page.inner_text("#positions-which") and drawn(page, "positions-one") != before
+
+
+def test_a_picture_on_the_map_of_the_set_says_what_it_is_and_who_is_near(page):
+    page.locator("#flat .thumb").nth(4).click(force=True)
+    assert "Nearest:" in page.inner_text("#flat-says")
+
+
+def test_the_contents_lead_to_the_figures(page):
+    for link in page.locator("nav a").all():
+        link.click()
+        section = link.get_attribute("href")
+        assert page.evaluate(f"Math.abs(document.querySelector('{section}').getBoundingClientRect().top) < innerHeight")
+    page.evaluate("window.scrollTo(0, 0)")
+
+
+def test_a_table_of_positions_for_every_layer_can_be_leafed_through(browser, tmp_path):
+    model = small("class token", classes=4, position_at="every").float()
+    inspect(model, "builtin:shapes?size=12x20&test=4&classes=4", out=tmp_path, count=4, show=1)
+    tab = opened(browser, tmp_path)
+    first, tile = tab.inner_text("#positions-layer-name"), drawn(tab, "positions-all")
+    tab.focus("#positions-layer")
+    tab.keyboard.press("ArrowRight")
+    assert tab.inner_text("#positions-layer-name") != first and drawn(tab, "positions-all") != tile
+    assert tab.complaints == []
+    tab.close()
+
+
+def test_a_network_without_attention_has_a_shorter_page(browser, tmp_path):
+    inspect(
+        build(ResNetConfig(layers=(1,), width_factor=0.5, image_size=(32, 32), classes=4)),
+        "builtin:shapes?size=32x32&test=4&classes=4", out=tmp_path, count=4, show=2,
+    )  # fmt: skip
+    tab = opened(browser, tmp_path)
+    assert tab.locator("main > section:visible").count() == tab.locator("nav a").count() == 3
+    assert not tab.is_visible("#maps") and "no self-attention" in tab.inner_text("#notes")
+    assert tab.complaints == []
+    tab.close()
 
 
 def test_every_control_is_reached_with_the_tab_key(page):

@@ -13,7 +13,7 @@ from serving_harness import Server, encoded, tiny_model
 sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright (extra 'dev') is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
-KEEP = os.environ.get("VITRAIL_SCREENSHOTS")  # a folder: the pictures of docs/serve.md are made by this test
+KEEP = os.environ.get("VITRAIL_SCREENSHOTS")  # a folder: the pictures of docs/ship.md are made by this test
 
 
 def scene() -> np.ndarray:
@@ -115,6 +115,11 @@ def test_sliders_walk_through_layers_and_heads_and_the_switch_turns_rollout_off(
     keep(page, "head")
     page.check("#rollout")
     assert pixels(page) == rollout
+    page.locator("#strength").fill("0")
+    bare = pixels(page)
+    assert bare != rollout and page.inner_text("#strengthout") == "0 %"
+    page.locator("#layer").evaluate("e => e.dispatchEvent(new Event('input'))")
+    assert pixels(page) == bare, "without a veil the picture alone is there"
 
 
 def test_a_dropped_and_a_pasted_image_are_taken(page, photo):

@@ -135,6 +135,7 @@ else (() => {
   const a = data.attention, heads = a.distance[0].length;
   for (const sentence of a.says) $("attention-says").append(el("p", { className: "says", textContent: joined(sentence) }));
   const units = { distance: "pixels", entropy: "bits", prefix: "per cent" };
+  const measured = { distance: "mean attention distance", entropy: "entropy", prefix: "share of tokens that are no patch" };
   if (!a.prefix) $("measure-prefix").hidden = true;
   const measure = () => document.querySelector("[name=measure]:checked").value;
   const draw = () => {
@@ -143,7 +144,7 @@ else (() => {
     const power = 10 ** Math.floor(Math.log10(most / 5)), step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= most / 5.001);
     const top = step * Math.ceil(most / step - 1e-9), each = (width - left - 10) / a.layers.length;
     const x = (i) => left + (i + 0.5) * each, y = (v) => 12 + (height - bottom - 12) * (1 - v / top);
-    const figure = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${kind} of every head by layer` });
+    const figure = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${measured[kind]} of every head by layer` });
     for (let v = 0; v <= top + 1e-9; v += step) figure.append(
       svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(v), y2: y(v) }),
       svg("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, String(+v.toPrecision(4))));
