@@ -1,4 +1,4 @@
-"""`vitrail data check|pack|show`."""
+"""`vitrail data check|overlap|pack|show`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opening(function: Any) -> Any:
 
 @click.group("data")
 def command() -> None:
-    """Check, pack or show a data set.
+    """Check, compare, pack or show a data set.
 
     SRC is a folder, a csv, tsv or jsonl file, parquet files, tar shards ('s-{000..127}.tar'),
     hf://datasets/OWNER/NAME, s3:// and other stores, builtin:fashion or builtin:shapes.
@@ -51,6 +51,27 @@ def check_command(src: str, as_json: bool, no_labels: bool, **options: Any) -> i
     report = check(src, labelled=not no_labels, **options)
     emit(report, as_json)
     return report.exit_code
+
+
+@command.command("overlap")
+@click.argument("src")
+@click.option("--against", multiple=True, required=True, metavar="DATA", help="Evaluation data; may be given several times.")
+@click.option("--split", default=None, help="Of SRC (default: train).")
+@click.option("--against-split", default=None, help="Of the evaluation data (default: every split but train).")
+@click.option("--out", default=None, type=click.Path(dir_okay=False), help="A csv of the images to leave out: SRC?exclude=FILE.")
+@click.option("--near/--no-near", default=True, show_default=True, help="Look for pictures that look alike.")
+@click.option("--allow", multiple=True, help="A kind of data problem to accept (see data check).")
+@click.option("--workers", default=None, type=click.IntRange(1), help="Decoding threads (default: one a core).")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def overlap_command(src: str, against: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Find training images of SRC that are also in evaluation data, to the byte or to the eye.
+
+    The paper removed them from its pre-training sets. --out writes a list that an address takes:
+    data.train='photos/?exclude=copies.csv'.
+    """
+    from vitrail.data.overlap import overlap
+
+    emit(overlap(src, against, **options), as_json)
 
 
 @command.command("pack")

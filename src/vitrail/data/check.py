@@ -31,7 +31,7 @@ from vitrail.errors import DecodeError, UsageError, nearest
 from vitrail.runtime.cores import cores
 from vitrail.runtime.progress import Progress, duration, quantity
 
-__all__ = ["CheckReport", "SplitReport", "check"]
+__all__ = ["CheckReport", "SplitReport", "check", "examine"]
 
 EDGES = (32, 64, 128, 224, 384, 512, 1024)  # of the histogram of shorter sides
 FAULTS = ("corrupt", "leaked", "label-conflict")  # besides the problems of a listing
@@ -60,6 +60,7 @@ class SplitReport:
     duplicates: int = 0  # images that repeat an earlier one to the byte
     near_duplicates: int = 0  # images that look like an earlier one and are not the same bytes
     duplicate_examples: list[list[str]] = field(default_factory=list)
+    near_examples: list[list[str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -152,7 +153,8 @@ def _results(source: Source, near: bool, workers: int) -> Iterator[dict[str, Any
 # ---------------------------------------------------------------- one split
 
 
-def _examine(source: Source, near: bool, workers: int, tell: Any) -> tuple[SplitReport, Seen]:
+def examine(source: Source, near: bool, workers: int, tell: Any) -> tuple[SplitReport, Seen]:
+    """Read every image of a split once; `tell` is called with how many are done."""
     count = len(source)
     report = SplitReport(source.split, count, len(source.classes), source.multilabel, problems=list(source.problems))
     seen = Seen(
@@ -239,9 +241,7 @@ def check(
     `allow` names faults that are reported and do not make the answer "no".
     """
     start = time.perf_counter()
-    for kind in allow:
-        if kind not in (*KINDS, *FAULTS):
-            raise UsageError(f"allow={kind!r} is no kind of fault{nearest(kind, (*KINDS, *FAULTS))}.")
+    allow = _allowed(allow)
     arrays = not isinstance(where, str | os.PathLike)
     names: Sequence[str | None] = (
         [split] if split or arrays else list_splits(where, image=options.get("image"), label=options.get("label")) or [None]
@@ -258,19 +258,29 @@ def check(
                 if (base + n) % 256 == 0:
                     line.show(_said(split, base + n, total, time.perf_counter() - start))
 
-            report, kept = _examine(source, near, workers, tell)
+            report, kept = examine(source, near, workers, tell)
             reports.append(report)
             seen.append(kept)
             done += len(source)
         line.show(f"comparing {total:,} images")
         copies = Copies(seen, near)
         for k, report in enumerate(reports):
-            report.duplicates, report.near_duplicates, report.duplicate_examples = copies.within(k)
+            report.duplicates, report.near_duplicates, report.duplicate_examples, report.near_examples = copies.within(k)
         pairs = itertools.combinations(range(len(seen)), 2)
         leaks = [leak for a, b in pairs if (leak := copies.across(a, b)) is not None]
         conflicts, examples = copies.conflicts()
     seconds = time.perf_counter() - start
-    return CheckReport(sources[0].name, reports, leaks, conflicts, examples, seconds, total / seconds, tuple(allow))
+    return CheckReport(sources[0].name, reports, leaks, conflicts, examples, seconds, total / seconds, allow)
+
+
+def _allowed(allow: Collection[str]) -> tuple[str, ...]:
+    """The kinds named; 'all' is every one."""
+    every = (*KINDS, *FAULTS)
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    for kind in names:
+        if kind not in (*every, "all"):
+            raise UsageError(f"allow={kind!r} is no kind of fault{nearest(kind, every)}.")
+    return every if "all" in names else names
 
 
 def _said(split: str | None, done: int, total: int, seconds: float) -> str:
@@ -289,24 +299,32 @@ def _lines(report: CheckReport) -> Iterator[str]:
         if s.balance:
             low, high = s.balance["fewest"], s.balance["most"]
             middle = f"median {s.balance['median']:g}, empty {s.balance['empty']}"
-            yield f"  a class      {low[1]:,} ({low[0]}) to {high[1]:,} ({high[0]}), {middle}"
+            uneven = f"{low[1]:,} ({low[0]}) to {high[1]:,} ({high[0]}), {middle}"
+            yield f"  a class      {uneven if low[1] != high[1] else f'{low[1]:,} each'}"
         for reason, n in s.corrupt.items():
             yield f"  corrupt      {reason}: {n:,}"
-        yield from (f"    {one}" for one in s.corrupt_examples)
+        yield from _named(s.corrupt_examples, sum(s.corrupt.values()))
         for what, n, examples in (
             ("wrong name", s.wrong_extension, s.wrong_extension_examples),
             ("animated", s.animated, []),
             ("twice", s.duplicates, s.duplicate_examples),
-            ("alike", s.near_duplicates, []),
+            ("alike", s.near_duplicates, s.near_examples),
         ):
             if n:
                 yield f"  {what:12} {n:,}"
-                yield from (f"    {one if isinstance(one, str) else ' = '.join(one)}" for one in examples)
+                yield from _named(examples, n)
         yield from (f"  {problem}" for problem in s.problems)
     for leak in report.leaks:
         yield f"\nleak: {leak.exact:,} images of {leak.inside} are in {leak.of}, and {leak.near:,} more look like one there"
-        yield from (f"    {a} = {b}" for a, b in leak.examples)
+        yield from _named(leak.examples, leak.exact + leak.near)
     if report.conflicts:
         yield f"\none picture, two labels: {report.conflicts:,}"
-        yield from (f"    {a} = {b}" for a, b in report.conflict_examples)
+        yield from _named(report.conflict_examples, report.conflicts)
     yield "\n" + ("nothing is wrong" if report.ok else "wrong: " + ", ".join(f"{kind} {n:,}" for kind, n in report.faults.items()))
+
+
+def _named(examples: Sequence[str | list[str]], count: int) -> Iterator[str]:
+    """The examples there are, and how many more of the `count` are not among them."""
+    yield from (f"    {one if isinstance(one, str) else ' = '.join(one)}" for one in examples)
+    if examples and count > len(examples):
+        yield f"    … and {count - len(examples):,} more"

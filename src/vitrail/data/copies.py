@@ -75,27 +75,35 @@ class Copies:
     def _named(self, pairs: Iterable[Any]) -> list[list[str]]:
         return [[self._name(int(i)), self._name(int(j))] for i, j in pairs]
 
-    def within(self, k: int) -> tuple[int, int, list[list[str]]]:
-        """(images of split k that repeat one before, images that look like one before, examples)."""
+    def within(self, k: int) -> tuple[int, int, list[list[str]], list[list[str]]]:
+        """(images of split k that repeat one before, images that look like one before, examples of each)."""
         inside = self.split == k
         _, times = np.unique(self.group[inside], return_counts=True)
         exact = self.exact[inside[self.exact].all(1)]
         alike = self.alike[inside[self.alike].all(1)]
-        examples = self._named([*exact[:EXAMPLES], *alike[: max(0, EXAMPLES - len(exact))]])
-        return int((times - 1).sum()), len(np.unique(alike[:, 1])), examples
+        return int((times - 1).sum()), len(np.unique(alike[:, 1])), self._named(exact[:EXAMPLES]), self._named(alike[:EXAMPLES])
 
     def across(self, a: int, b: int) -> Leak | None:
         """Images of split b that split a holds: by their bytes, or else by their looks."""
-        held = np.zeros(int(self.group.max(initial=-1)) + 1, bool)
-        held[self.group[self.split == a]] = True
-        shared = held[self.group] & (self.split == b)
-        near = {j: i for i, j in self._crossing(a, b) if not held[self.group[j]]}
-        if not shared.any() and not near:
+        shared, near = self.held(a, b)
+        if not len(shared) and not near:
             return None
         exact = [(i, j) for i, j in self.exact if self.split[i] == a and self.split[j] == b]
         examples = self._named([*exact, *((i, j) for j, i in near.items())][:EXAMPLES])
         of, inside = (str(self.seen[k].source.split) for k in (a, b))
-        return Leak(of, inside, int(shared.sum()), len(near), examples)
+        return Leak(of, inside, len(shared), len(near), examples)
+
+    def held(self, a: int, b: int) -> tuple[np.ndarray, dict[int, int]]:
+        """Of split b: (images whose bytes split a holds, {image that only looks like one: that one})."""
+        held = np.zeros(int(self.group.max(initial=-1)) + 1, bool)
+        held[self.group[self.split == a]] = True
+        shared = held[self.group] & (self.split == b)
+        return np.flatnonzero(shared), {j: i for i, j in self._crossing(a, b) if not held[self.group[j]]}
+
+    def twin(self, a: int, j: int) -> int:
+        """The first image of split a with the bytes of image j."""
+        members = self._members(j)
+        return int(members[self.split[members] == a][0])
 
     def _crossing(self, a: int, b: int) -> list[tuple[int, int]]:
         """(image of split a, image of split b that looks like it), every copy of the latter."""

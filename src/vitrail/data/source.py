@@ -32,7 +32,7 @@ import numpy as np
 from vitrail.data.names import Names, composed
 from vitrail.data.problem import Problem, check_allow, refuse
 from vitrail.data.split import role as split_role
-from vitrail.data.split import select
+from vitrail.data.split import select, without
 from vitrail.errors import DataError, DecodeError, UsageError, nearest
 
 __all__ = ["Listing", "Options", "Record", "Source", "list_splits", "open_source", "read_probes"]
@@ -80,6 +80,7 @@ class Options:
     image: str | None = None
     order: str | None = None  # "official": the caller vouches for the record order
     classes: tuple[str, ...] | None = None  # the names that number the labels, where the caller fixes them
+    exclude: str | None = None  # a file of ids that are left out (`vitrail data overlap` writes one)
 
 
 class Ids(Protocol):
@@ -295,7 +296,7 @@ class Reader(Protocol):
     def open(self, split: str | None, options: Options) -> Listing: ...
 
 
-def _open_split(reader: Reader, options: Options, split: str | None) -> Listing:
+def _open_split(reader: Reader, options: Options, split: str | None) -> Any:
     available = reader.splits()
     split = split if split in available or split is None else split_role(split) or split
     if len(available) == 1 and split is None:
@@ -323,7 +324,7 @@ def _open_split(reader: Reader, options: Options, split: str | None) -> Listing:
         source = dataclasses.replace(source, official=True)
     if not available and split is not None:
         source = dataclasses.replace(source, split=split)
-    return source
+    return source if options.exclude is None else without(source, options.exclude)
 
 
 def _looked_for() -> str:
@@ -365,12 +366,12 @@ _QUERY = re.compile(r"(.*?)\?([\w-]+=[^&?]*(?:&[\w-]+=[^&?]*)*)", re.DOTALL)  # 
 
 
 def _query(where: str, options: Options) -> tuple[str, Options]:
-    """Split 'address?label=x&allow=empty-class' unless a file really has that name."""
+    """Split 'address?label=x&allow=empty-class&exclude=copies.csv' unless a file really has that name."""
     found = _QUERY.fullmatch(where)
     if not found or os.path.exists(where):
         return where, options
     values: dict[str, Any] = dict(parse_qsl(found[2], keep_blank_values=True))
-    known = ("label", "image", "order", "allow", "follow-links")
+    known = ("label", "image", "order", "allow", "follow-links", "exclude")
     for key in values:
         if key not in known:
             raise UsageError(f"{where}: unknown option {key!r}{nearest(key, known)}.")

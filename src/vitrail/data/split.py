@@ -12,7 +12,9 @@ the parts by the order of the records (`official`), that order is used instead.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import os
 import posixpath
 import re
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ from vitrail.data.names import shown
 from vitrail.data.problem import Problem
 from vitrail.errors import DataError, UsageError
 
-__all__ = ["Part", "Term", "by_role", "listed", "nested", "parse", "role", "select", "shard_splits", "shuffled"]
+__all__ = ["Part", "Term", "by_role", "listed", "nested", "parse", "role", "select", "shard_splits", "shuffled", "without"]
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _BOUND = r"[-+]?\d[\d_]*(?:\.\d+)?%?"
@@ -176,6 +178,23 @@ def listed(source: Any, ids: Sequence[str], name: str = "list") -> Part:
             raise DataError(f"{source.name} {what} {len(bad):,} of the {len(ids):,} images of {name}, for example {shown(bad[0])}.")
     indices = np.array([f[0] for f in found], np.int64)
     return Part((source,), indices, f"{source.split or ''}:{name}", official=True)
+
+
+def without(source: Any, path: str) -> Part:
+    """The source but for the images a file names: a csv with a column `image`, or one id a line."""
+    try:
+        with open(os.path.expanduser(path), newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
+    except OSError as error:
+        raise DataError(f"exclude={path} cannot be read ({error.strerror or error}).", hint="vitrail data overlap writes one") from None
+    column = rows[0].index("image") if rows and "image" in rows[0] else None
+    ids = {row[column] for row in rows[1:]} if column is not None else {",".join(row) for row in rows}
+    kept = np.array([i for i in range(len(source)) if source.id(i) not in ids], np.int64)
+    if not len(kept):
+        raise DataError(f"{path} leaves no image of {source.name}.")
+    part = Part((source,), kept, source.split, source.official)
+    part.notes += (f"{len(source) - len(kept):,} of {len(source):,} images are left out, as {posixpath.basename(path)} says",)
+    return part
 
 
 def _order(base: Any, seed: int, official: bool) -> np.ndarray:
