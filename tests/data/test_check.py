@@ -118,3 +118,28 @@ def test_a_print_survives_encoding_and_size():
 def test_progress_names_an_end(capfd):
     check("builtin:shapes?n=600&size=16&test=10", near=False)
     assert "left" in capfd.readouterr().err
+
+
+def test_more_than_twenty_are_counted_and_the_rest_is_said(tmp_path):
+    folder(tmp_path, ("a", "b"), count=30)
+    for k in range(25):
+        (tmp_path / "a" / f"{k}.png").write_bytes(b"no image")
+    report = check(tmp_path, progress=False)
+    assert len(report.splits[0].corrupt_examples) == 20 and "… and 5 more" in str(report)
+    assert "30 each" in str(report)
+
+
+def test_copies_and_likenesses_are_listed_apart(tmp_path):
+    folder(tmp_path, ("a",), count=3)
+    large = array(50, 96, 96)
+    for name, data in (("x.png", encode(large)), ("y.png", encode(large)), ("z.jpg", encode(large, "JPEG", quality=85))):
+        (tmp_path / "a" / name).write_bytes(data)
+    split = check(tmp_path, progress=False).splits[0]
+    assert split.duplicate_examples == [["a/x.png", "a/y.png"]] and split.near_examples == [["a/x.png", "a/z.jpg"]]
+
+
+def test_everything_can_be_allowed(tmp_path):
+    folder(tmp_path, ("a",), count=2)
+    (tmp_path / "a" / "bad.png").write_bytes(b"no image")
+    (tmp_path / "empty").mkdir()
+    assert not check(tmp_path, progress=False).ok and check(tmp_path, allow=["all"], progress=False).ok

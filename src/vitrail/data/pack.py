@@ -40,7 +40,7 @@ from vitrail.errors import DataError, DecodeError, ResourceError, UsageError, mi
 from vitrail.runtime.cores import cores
 from vitrail.runtime.disk import fsync_directory, write_atomic
 from vitrail.runtime.lock import RunLock
-from vitrail.runtime.progress import Progress, duration
+from vitrail.runtime.progress import Progress, duration, quantity
 
 __all__ = ["PackResult", "pack"]
 
@@ -63,11 +63,15 @@ class PackResult:
         return asdict(self)
 
     def __str__(self) -> str:
-        splits = ", ".join(f"{split} {n:,} images in {self.shards[split]:,} shards" for split, n in self.images.items())
-        lines = [f"{self.path}: {splits}, {self.bytes / 1e6:,.1f} MB in {duration(self.seconds)}"]
-        lines += [f"  {self.kept:,} shards were there already"] if self.kept else []
+        splits = ", ".join(f"{split} {n:,} images in {_shards(self.shards[split])}" for split, n in self.images.items())
+        lines = [f"{self.path}: {splits}, {quantity(self.bytes, 'B')} in {duration(self.seconds)}"]
+        lines += [f"  {_shards(self.kept)} of an earlier run kept"] if self.kept else []
         lines += [f"  left out {len(self.left_out):,}:"] if self.left_out else []
         return "\n".join(lines + [f"    {one}" for one in self.left_out[:20]])
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'s' if count != 1 else ''}"
 
 
 class Packed(NamedTuple):
