@@ -56,18 +56,32 @@ class Ema:
             return torch.full_like(update, self.decay)
         return torch.clamp_max((1 + update) / (10 + update), self.decay)
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._average)
+
+    @property
+    def now(self) -> Tensor:
+        """The number of the next update, on the device."""
+        return self._updates
+
+    def tensor(self, name: str) -> Tensor:
+        """One average, live, for whoever moves it (`Optimizer.carry`)."""
+        return self._average[name]
+
     @torch.no_grad()
-    def update(self, model: nn.Module, applied: Tensor | None = None) -> None:
-        """To be called after each step; `applied` False (0-d, on the device) changes nothing."""
+    def update(self, model: nn.Module, applied: Tensor | None = None, carried: frozenset[str] = frozenset()) -> None:
+        """To be called after each step; `applied` False (0-d, on the device) changes nothing. carried: moved by the optimizer."""
         decay = self.decay_at(self._updates)
         if applied is not None:
             decay = torch.where(applied, decay, 1.0)
-        named = self._named(model)
-        average = [_local(self._average[name]) for name, _ in named]
-        weights = [wide(_local(p.detach())) for _, p in named]
-        change = torch._foreach_sub(weights, average)
-        torch._foreach_mul_(change, (1.0 - decay).to(average[0].dtype))
-        torch._foreach_add_(average, change)
+        named = [(name, p) for name, p in self._named(model) if name not in carried]
+        if named:
+            average = [_local(self._average[name]) for name, _ in named]
+            weights = [wide(_local(p.detach())) for _, p in named]
+            change = torch._foreach_sub(weights, average)
+            torch._foreach_mul_(change, (1.0 - decay).to(average[0].dtype))
+            torch._foreach_add_(average, change)
         self._updates += 1 if applied is None else applied
         self._start_share *= decay
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,10 @@ from torch.optim.sgd import sgd as fused_sgd
 
 from vitrail.config import OptimSpec
 from vitrail.errors import CheckpointError, UsageError, nearest
+from vitrail.kernels.fp8 import has_triton
+
+if TYPE_CHECKING:
+    from vitrail.train.ema import Ema
 
 __all__ = [
     "Adafactor",
@@ -145,6 +149,7 @@ class Optimizer:
     """What all share: the norm, the gate, the clip, and named state. `_update` does the rest."""
 
     slots: tuple[str, ...] = ()  # names of the tensors kept for a parameter
+    carried: frozenset[str] = frozenset()  # weights whose average a step moves; `Ema.update` leaves them alone
 
     def __init__(self, groups: Iterable[Group], spec: OptimSpec) -> None:
         self.groups = tuple(groups)
@@ -178,9 +183,11 @@ class Optimizer:
         if self.spec.clip_norm is not None:
             divisor = divisor * torch.clamp_min(norm / self.spec.clip_norm, 1.0)
         self.count += applied
-        for group in self.groups:
-            self._update(group, lr * group.rate, divisor, applied)
+        self._update_all(lr, divisor, applied)
         return StepInfo(norm, applied)
+
+    def carry(self, average: Ema) -> None:
+        """Ask for the average to be moved in the same pass, where the kind and the device can: see `carried`."""
 
     def zero_grad(self) -> None:
         for _, p in self.named_parameters():
@@ -223,6 +230,10 @@ class Optimizer:
         first = kept if self.spec.momentum_dtype == "float32" else getattr(torch, self.spec.momentum_dtype)
         return {slot: torch.zeros_like(p, dtype=first if slot == "m" else kept) for slot in self.slots}
 
+    def _update_all(self, lr: float, divisor: Tensor, applied: Tensor) -> None:
+        for group in self.groups:
+            self._update(group, lr * group.rate, divisor, applied)
+
     def _update(self, group: Group, lr: float, divisor: Tensor, applied: Tensor) -> None:
         """One tensor after another; `_direction` says where to go. Written for exactness, not for speed."""
         for name, parameter in zip(group.names, group.params):
@@ -260,9 +271,53 @@ class Optimizer:
 
 
 class AdamW(Optimizer):
-    """Adam (Kingma and Ba, 2015) with decoupled decay. All-float32 state takes torch's fused kernel."""
+    """Adam (Kingma and Ba, 2015) with decoupled decay. All-float32 state takes one pass (`kernels/adamw.py`), or torch's
+    fused kernel where there is no Triton."""
 
     slots = ("m", "v")
+    _average: Ema | None = None
+    _tables: Any = None
+
+    def carry(self, average: Ema) -> None:
+        if self._one_pass:
+            self._average, self._tables = average, None
+            self.carried = frozenset(name for name, _ in self.named_parameters() if name in average.names)
+
+    @property
+    def _one_pass(self) -> bool:
+        return has_triton() and all(self._fusable(group) for group in self.groups)
+
+    def _update_all(self, lr: float, divisor: Tensor, applied: Tensor) -> None:
+        if not self._one_pass:
+            return super()._update_all(lr, divisor, applied)
+        from vitrail.kernels.adamw import adamw_step
+
+        named = list(self.named_parameters())
+        params = [_local(p) for _, p in named]
+        if not self._tables or not all(tables.still([params[k] for k in members]) for members, tables in self._tables):
+            self._tables = list(self._lay_out(named, params))
+        beta1, beta2 = self.spec.betas
+        count = self._at_least_one.double()
+        rest = 1.0 - self._average.decay_at(self._average.now) if self._average is not None else torch.zeros_like(count)
+        numbers = torch.stack([applied.double(), divisor.double(), 1 - beta1**count, 1 - beta2**count, rest]).float()
+        for members, tables in self._tables:
+            gradients = [_local(named[k][1].grad) for k in members]  # type: ignore[arg-type]
+            adamw_step(tables, gradients, numbers, lr, self.spec.betas, self.spec.eps)
+
+    def _lay_out(self, named: list[tuple[str, nn.Parameter]], params: list[Tensor]) -> Iterator[tuple[list[int], Any]]:
+        """The tables of those with an average, and of those without."""
+        from vitrail.kernels.adamw import AdamWTables
+
+        of_group = {name: (group.rate, group.weight_decay) for group in self.groups for name in group.names}
+        for carried in (True, False):
+            members = [k for k, (name, _) in enumerate(named) if (name in self.carried) is carried]
+            if not members:
+                continue
+            names = [named[k][0] for k in members]
+            rates, decays = zip(*(of_group[name] for name in names))
+            m, v = ([_local(self._state[name][slot]) for name in names] for slot in self.slots)
+            averages = [_local(self._average.tensor(name)) for name in names] if carried and self._average is not None else []
+            yield members, AdamWTables([params[k] for k in members], m, v, averages, rates, decays)
 
     def _update(self, group: Group, lr: float, divisor: Tensor, applied: Tensor) -> None:
         if not self._fusable(group):

@@ -101,6 +101,8 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     forward = spread(objective, recipe, device)
     optimizer = build_optimizer(objective.named(), recipe.optim)
     ema = Ema(model, recipe.ema) if recipe.ema.decay is not None else None
+    if ema is not None:
+        optimizer.carry(ema)
     scale = LossScale(device, on=precision.scaled)
     group, share = mix_group(recipe), recipe.train.batch_size // distributed.world()
     micro = first_micro_batch(recipe, config, share, device, precision)

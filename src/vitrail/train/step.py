@@ -142,7 +142,7 @@ class TrainStep:
         if self.scales is not None:
             self.scales.update()
         if self.ema is not None:
-            self.ema.update(self.objective.model, info.applied)
+            self.ema.update(self.objective.model, info.applied, self.optimizer.carried)
         fault("step.after_update")
         return Outcome(loss, info.grad_norm, info.applied, bad, losses)
 
