@@ -31,7 +31,9 @@ _PUBLIC = {
     "vtab": "vitrail.train.vtab",
     "inspect": "vitrail.inspect.report",
     "predict": "vitrail.ship.predict",
+    "Predictor": "vitrail.ship.predictor",
     "export": "vitrail.ship.export",
+    "push": "vitrail.ship.push",
     "doctor": "vitrail.study.doctor",
     "reproduce": "vitrail.study.reproduce",
 }
