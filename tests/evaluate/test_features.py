@@ -45,9 +45,10 @@ def test_a_second_call_computes_nothing_and_other_weights_views_or_data_are_anot
     first = extract_features(model, source, cache=tmp_path, workers=0)
     computed = []
     whole = room._compute
-    monkeypatch.setattr(room, "_compute", lambda *a: (computed.append(1), whole(*a)))
+    monkeypatch.setattr(room, "_compute", lambda *a: (computed.append(1), whole(*a))[1])
     again = extract_features(model, source, cache=tmp_path, workers=0)
     assert not computed and np.array_equal(first.features, again.features)
+    assert first.asked == 90 and again.asked == 0
     extract_features(model, source, cache=tmp_path, workers=0, view="paper")
     extract_features(model, open_source(DATA, "test"), cache=tmp_path, workers=0)
     with torch.no_grad():

@@ -34,6 +34,6 @@ def command(
 
     result = fewshot(
         weights, data, shots=numbers("--shots", shots, int), seeds=numbers("--seeds", seeds, int), l2=numbers("--l2", l2, float),
-        cache=kept(cache, no_cache), **options,
+        cache=kept(cache, no_cache), progress=True, **options,
     )  # fmt: skip
     emit(result, as_json)

@@ -25,4 +25,4 @@ def command(weights: str, data: str, counts: str, cache: str | None, no_cache: b
     """Nearest-neighbour accuracy of WEIGHTS, weighted as DINO weighs votes. Nothing is trained."""
     from vitrail.evaluate.knn import knn
 
-    emit(knn(weights, data, k=numbers("--k", counts, int), cache=kept(cache, no_cache), **options), as_json)
+    emit(knn(weights, data, k=numbers("--k", counts, int), cache=kept(cache, no_cache), progress=True, **options), as_json)

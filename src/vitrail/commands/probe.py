@@ -30,4 +30,4 @@ def command(weights: str, data: str, l2: str | None, cache: str | None, no_cache
     from vitrail.evaluate.probe import probe
 
     strengths = numbers("--l2", l2, float) if l2 else None
-    emit(probe(weights, data, l2=strengths, cache=kept(cache, no_cache), **options), as_json)
+    emit(probe(weights, data, l2=strengths, cache=kept(cache, no_cache), progress=True, **options), as_json)

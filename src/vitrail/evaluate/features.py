@@ -13,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError, nearest
 from vitrail.evaluate.parts import Parts, weights_fingerprint
 from vitrail.evaluate.score import evaluating, precision_for, resolved
+from vitrail.evaluate.spent import Meter, Spent
 from vitrail.runtime import distributed
 from vitrail.runtime.device import pick_device
 from vitrail.runtime.disk import fsync_directory, write_atomic
+from vitrail.runtime.progress import Progress, duration
 
 __all__ = ["Features", "Frozen", "extract_features", "view_of"]
 
@@ -50,6 +53,7 @@ class Features:
     split: str | None = None
     notes: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    asked: int = 0  # images that went through the model now, over all ranks; the others were kept
 
     def __len__(self) -> int:
         return len(self.index)
@@ -90,6 +94,7 @@ def extract_features(
     workers: int | None = None,
     cache: str | Path | bool = True,
     fingerprint: str | None = None,
+    progress: bool = False,
 ) -> Features:
     """The features of every readable image. cache: True: Vitrail's cache folder; a path; False: memory only.
 
@@ -99,14 +104,18 @@ def extract_features(
     place = pick_device(device)
     with distributed.group():
         parts, done = _plan(model, source, preprocess, precision, place, cache, fingerprint)
+        asked = 0
         if done is None:
-            _compute(parts, model.to(place), preprocess, place, precision, batch_size or (256 if place.type == "cuda" else 32), workers)
+            batch = batch_size or (256 if place.type == "cuda" else 32)
+            with Progress(quiet=not progress or not distributed.is_main()) as line:
+                asked = _compute(parts, model.to(place), preprocess, place, precision, batch, workers, line)
+            asked = sum(distributed.gather_objects(asked))
             done = _finish(parts)
     index, features = done
     lost = np.setdiff1d(np.arange(len(source)), index)
     return Features(
         features, Labels(source)(index).numpy(), index, tuple(source.classes), source.name, source.split,
-        tuple(source.notes), tuple(source.id(int(i)) for i in lost),
+        tuple(source.notes), tuple(source.id(int(i)) for i in lost), asked,
     )  # fmt: skip
 
 
@@ -145,12 +154,26 @@ def _stored(folder: Path) -> Found | None:
     return np.load(folder / "index.npy"), np.load(folder / "features.npy", mmap_mode="r")
 
 
-def _compute(parts: Parts, model: Any, view: Preprocess, place: torch.device, precision: str, batch_size: int, workers: int | None) -> None:
+def _compute(
+    parts: Parts, model: Any, view: Preprocess, place: torch.device, precision: str, batch_size: int, workers: int | None, line: Progress
+) -> int:
+    """Ask about what is missing; how many images that were."""
     remaining = parts.remaining()
     if remaining is None:
-        return
+        return 0
     with EvalStream(remaining, view, batch_size=batch_size, workers=workers) as stream:
-        parts.take(_rows(model, stream, place, precision, parts.size))
+        parts.take(_told(_rows(model, stream, place, precision, parts.size), remaining, line))
+    return len(remaining)
+
+
+def _told(rows: Iterator[dict[str, np.ndarray]], source: Source, line: Progress) -> Iterator[dict[str, np.ndarray]]:
+    """The same rows, with a line about how far it is."""
+    begin, done = time.monotonic(), 0
+    for part in rows:
+        done += len(part["index"])
+        left = duration((time.monotonic() - begin) / max(1, done) * (len(source) - done))
+        line.show(f"features of {source.name} {source.split or ''}: {done:,} of {len(source):,}, {left} left")
+        yield part
 
 
 def _rows(model: Any, stream: EvalStream, place: torch.device, precision: str, size: int) -> Iterator[dict[str, np.ndarray]]:
@@ -226,6 +249,11 @@ class Frozen:
     data: Any
     options: dict[str, Any]  # of extract_features
     allow: Collection[str] = ()
+    asked: int = 0  # images that went through the model
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.model.config, pick_device(self.options.get("device")))
 
     @classmethod
     def of(cls, model: str | nn.Module, data: Any, *, image_size: Any = None, allow: Collection[str] = (), **options: Any) -> Frozen:
@@ -257,7 +285,13 @@ class Frozen:
     def _extract(self, source: Source) -> Features:
         if "fingerprint" not in self.options and self.options.get("cache", True) is not False:
             self.options["fingerprint"] = weights_fingerprint(self.model)
-        return extract_features(self.model, source, **self.options)
+        found = extract_features(self.model, source, **self.options)
+        self.asked += found.asked
+        return found
+
+    def spent(self) -> Spent:
+        """Since this was made: reading, the model, and what was done with the features."""
+        return self.meter.read(self.asked)
 
 
 def name_of(model: Any) -> str:

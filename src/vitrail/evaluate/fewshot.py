@@ -12,7 +12,7 @@ costs one product. Images are squashed to 8/7 of the size and cropped (view="pap
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.features import Features, Frozen, hits_of
 from vitrail.evaluate.intervals import Interval, over_seeds, wilson
 from vitrail.evaluate.leastsquares import LeastSquares, choose_shots
+from vitrail.evaluate.spent import Spent
 from vitrail.runtime.device import pick_device
 
 __all__ = ["FewShot", "FewShotRun", "fewshot"]
@@ -59,6 +60,7 @@ class FewShot:
     unreadable: int
     runs: tuple[FewShotRun, ...]
     notes: tuple[str, ...] = ()
+    spent: Spent | None = None
 
     def mean(self, shots: int, l2: float = PAPER_L2) -> Interval:
         """Mean accuracy over the seeds, with Student's interval."""
@@ -79,15 +81,18 @@ class FewShot:
             "unreadable": self.unreadable,
             "mean": [{"shots": s, "l2": l2, **self.mean(s, l2).to_dict()} for s, l2 in self.settings()],
             "runs": [run.to_dict() for run in self.runs],
+            "cost": self.spent.to_dict() if self.spent else None,
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         bad = f" ({self.unreadable} more could not be read)" if self.unreadable else ""
-        lines = [f"few-shot accuracy on {self.test_images:,} images{bad}, {self.classes} classes, closed-form least squares"]
+        lines = [f"few-shot accuracy of {self.model} on {self.data}, closed-form least squares"]
+        lines.append(f"measured on {self.test_images:,} images{bad} of {self.classes} classes")
         for shots, l2 in self.settings():
             seeds = sum(run.shots == shots and run.l2 == l2 for run in self.runs)
             lines.append(f"{shots:3d}-shot  l2 {l2:<8g} {self.mean(shots, l2).percent()}  mean of {seeds} seed{'s' if seeds > 1 else ''}")
+        lines += [f"cost      {self.spent}"] if self.spent else []
         return "\n".join([*lines, *(f"note      {note}" for note in self.notes)])
 
 
@@ -114,7 +119,7 @@ def fewshot(
     """
     if not shots or min(shots) < 1 or not seeds or not l2 or min(l2) <= 0:
         raise UsageError("few-shot needs at least one number of shots (1 or more), one seed and one l2 above 0.")
-    name, where = "features", train.source if train else ""
+    name, where, frozen = "features", train.source if train else "", None
     if train is None or test is None:
         if model is None or data is None:
             raise UsageError("few-shot needs a model and data, or the features of both splits.")
@@ -127,7 +132,8 @@ def fewshot(
         train = _as_whole(train, labels)
     place = pick_device(device)
     test = test.labelled()
-    return _measure(name, where, train, test, sorted(set(shots)), list(seeds), list(l2), place, keep_predictions)
+    found = _measure(name, where, train, test, sorted(set(shots)), list(seeds), list(l2), place, keep_predictions)
+    return replace(found, spent=frozen.spent()) if frozen else found
 
 
 def _one_label(source: Any) -> np.ndarray:

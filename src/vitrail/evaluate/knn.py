@@ -19,6 +19,7 @@ from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.features import Features, Frozen
 from vitrail.evaluate.intervals import Interval, wilson
+from vitrail.evaluate.spent import Spent
 from vitrail.runtime.device import pick_device
 
 __all__ = ["Neighbours", "knn", "votes"]
@@ -38,6 +39,7 @@ class Neighbours:
     temperature: float
     top1: dict[int, Interval]
     notes: tuple[str, ...] = ()
+    spent: Spent | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -48,13 +50,16 @@ class Neighbours:
             "unreadable": self.unreadable,
             "temperature": self.temperature,
             "top1": {str(k): value.to_dict() for k, value in self.top1.items()},
+            "cost": self.spent.to_dict() if self.spent else None,
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         bad = f"; {self.unreadable} more could not be read" if self.unreadable else ""
-        lines = [f"nearest neighbours: {self.test_images:,} test images among {self.train_images:,} training images{bad}"]
+        lines = [f"nearest neighbours of {self.model} on {self.data}"]
+        lines.append(f"{self.test_images:,} test images among {self.train_images:,} training images{bad}")
         lines += [f"k = {k:<5d} {value.percent()}" for k, value in self.top1.items()]
+        lines += [f"cost      {self.spent}"] if self.spent else []
         return "\n".join([*lines, *(f"note      {note}" for note in self.notes)])
 
 
@@ -76,7 +81,7 @@ def knn(
     """k-NN accuracy of a model on a data set, or of features that are there already (`train`, `test`)."""
     if not k or min(k) < 1 or temperature <= 0:
         raise UsageError("k-NN needs at least one k (1 or more) and a temperature above 0.")
-    name = "features"
+    name, frozen = "features", None
     if train is None or test is None:
         if model is None or data is None:
             raise UsageError("k-NN needs a model and data, or the features of both splits.")
@@ -101,7 +106,7 @@ def knn(
             hits[count] += int((said == truth).sum())
     found = {count: wilson(hits[count], len(test)) for count in counts}
     notes = tuple(dict.fromkeys((*train.notes, *test.notes)))
-    return Neighbours(name, train.source, len(train), len(test), bad, temperature, found, notes)
+    return Neighbours(name, train.source, len(train), len(test), bad, temperature, found, notes, frozen.spent() if frozen else None)
 
 
 def _unit(rows: np.ndarray, place: torch.device) -> Tensor:

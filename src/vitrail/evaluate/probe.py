@@ -10,7 +10,7 @@ fitted again on all training images; the test images choose nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from vitrail.errors import DataError, UsageError, nearest
 from vitrail.evaluate.features import Features, Frozen, hits_of
 from vitrail.evaluate.intervals import Interval, wilson
 from vitrail.evaluate.leastsquares import LeastSquares
+from vitrail.evaluate.spent import Spent
 from vitrail.runtime.device import pick_device
 
 __all__ = ["Probe", "fit_logistic", "linear_probe", "probe"]
@@ -47,6 +48,7 @@ class Probe:
     unreadable: int
     top1: Interval
     notes: tuple[str, ...] = ()
+    spent: Spent | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,15 +62,18 @@ class Probe:
             "test_images": self.test_images,
             "unreadable": self.unreadable,
             "top1": self.top1.to_dict(),
+            "cost": self.spent.to_dict() if self.spent else None,
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         bad = f" ({self.unreadable} files more could not be read)" if self.unreadable else ""
         lines = [
+            f"{self.model} on {self.data}",
             f"linear probe  {self.top1.percent()} of {self.test_images:,} test images{bad}",
             f"trained on    {self.train_images:,} images, {self.method}, l2 {self.l2:g}, chosen on {self.dev_images:,} of them",
         ]
+        lines += [f"cost          {self.spent}"] if self.spent else []
         return "\n".join([*lines, *(f"note          {note}" for note in self.notes)])
 
 
@@ -96,7 +101,7 @@ def probe(
     dev_split: images that choose the regulariser and are then trained on as well; default: a tenth
     of the training images, every class in proportion, by `seed`. steps: of L-BFGS, at most.
     """
-    name = "features"
+    name, frozen = "features", None
     if train is None or test is None:
         if model is None or data is None:
             raise UsageError("a probe needs a model and data, or the features of both splits.")
@@ -105,7 +110,8 @@ def probe(
         train = frozen.features(frozen.source(train_split, "train"))
         dev = frozen.features(frozen.source(dev_split, "train")) if dev_split else dev
         test = frozen.features(frozen.source(test_split, "test"))
-    return linear_probe(train, test, dev=dev, method=method, l2=l2, seed=seed, steps=steps, device=device, name=name)
+    found = linear_probe(train, test, dev=dev, method=method, l2=l2, seed=seed, steps=steps, device=device, name=name)
+    return replace(found, spent=frozen.spent()) if frozen else found
 
 
 def linear_probe(

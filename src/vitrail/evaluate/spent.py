@@ -1,7 +1,8 @@
-"""What a measurement cost: time, devices, and the arithmetic of its forward passes."""
+"""What a measurement cost: time, devices, the arithmetic of its forward passes, and energy where the driver counts it."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 
 from vitrail.model.cost import exaflops
 from vitrail.runtime import distributed
-from vitrail.runtime.device import describe_device
+from vitrail.runtime.device import describe_device, peak_flops
+from vitrail.runtime.energy import joules
 from vitrail.runtime.progress import duration, quantity
 
-__all__ = ["Spent"]
+__all__ = ["Meter", "Spent"]
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,13 @@ class Spent:
     devices: int
     device: str
     flops: float
-
-    @classmethod
-    def of(cls, config: Any, passes: int, seconds: float, device: torch.device) -> Spent:
-        return cls(passes, seconds, distributed.world(), describe_device(device), 1e18 * exaflops(config, passes, training=False))
+    peak: float | None = None  # FLOP/s of one device, where it is known
+    joules: float | None = None  # of the GPU, where one device does the work
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(self.passes + other.passes, self.seconds + other.seconds, self.devices, self.device, self.flops + other.flops)
+        energy = None if self.joules is None or other.joules is None else self.joules + other.joules
+        passes, seconds, flops = self.passes + other.passes, self.seconds + other.seconds, self.flops + other.flops
+        return Spent(passes, seconds, self.devices, self.device, flops, self.peak, energy)
 
     @property
     def device_hours(self) -> float:
@@ -41,6 +43,11 @@ class Spent:
         """Images a second, reading and decoding included."""
         return self.passes / self.seconds if self.passes and self.seconds else None
 
+    @property
+    def mfu(self) -> float | None:
+        """Part of the devices' dense bf16 peak over the whole time."""
+        return self.flops / (self.seconds * self.devices * self.peak) if self.peak and self.passes else None
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "passes": self.passes,
@@ -50,10 +57,32 @@ class Spent:
             "device_hours": self.device_hours,
             "exaflops": self.flops / 1e18,
             "images_per_s": self.rate,
+            "mfu": self.mfu,
+            "joules": self.joules,
         }
 
     def __str__(self) -> str:
         where = f"{self.devices} x {self.device}" if self.devices > 1 else self.device
         if not self.passes:
             return f"nothing: every answer was kept from before ({duration(self.seconds)})"
-        return f"{duration(self.seconds)} on {where}, {self.rate:,.0f} images/s, {quantity(self.flops, 'FLOP')}"
+        parts = [f"{duration(self.seconds)} on {where}", f"{self.rate:,.0f} images/s", quantity(self.flops, "FLOP")]
+        parts += [f"MFU {100 * self.mfu:.0f} %"] if self.mfu is not None else []
+        parts += [f"{self.joules / 3600:.3g} Wh"] if self.joules is not None else []
+        return ", ".join(parts)
+
+
+class Meter:
+    """Runs from its making; `read(passes)` says what it cost so far."""
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.begun, self.energy = time.monotonic(), self._joules()
+
+    def _joules(self) -> float | None:
+        return joules() if self.device.type == "cuda" and distributed.world() == 1 else None
+
+    def read(self, passes: int) -> Spent:
+        now, seconds = self._joules(), time.monotonic() - self.begun
+        used = now - self.energy if now is not None and self.energy is not None else None
+        flops = 1e18 * exaflops(self.config, passes, training=False)
+        return Spent(passes, seconds, distributed.world(), describe_device(self.device), flops, peak_flops(self.device), used)

@@ -22,7 +22,7 @@ from vitrail.data.transform import Preprocess
 from vitrail.evaluate.answers import DEPTH, Answers
 from vitrail.evaluate.parts import Parts, weights_fingerprint
 from vitrail.evaluate.score import answers_of
-from vitrail.evaluate.spent import Spent
+from vitrail.evaluate.spent import Meter, Spent
 from vitrail.evaluate.views import Views
 from vitrail.runtime import distributed
 from vitrail.runtime.progress import Progress, duration
@@ -61,7 +61,7 @@ class Asker:
         restrict: bool = False,
         keep_scores: bool = False,
     ) -> Survey:
-        start = time.monotonic()
+        meter = Meter(self.model.config, self.device)
         options: dict[str, Any] = {"restrict": restrict, "keep_scores": keep_scores}
         with distributed.group():
             parts = Parts(source, self.folder / "answers" if self.folder else None, self._identity(source, view, owner, options))
@@ -78,7 +78,7 @@ class Asker:
             if distributed.is_main():
                 parts.forget(lost)  # a storage that failed may answer tomorrow
         names = tuple(source.id(int(i)) for i in lost)
-        return Survey(answers, names, Spent.of(self.model.config, asked * self.views.count, time.monotonic() - start, self.device))
+        return Survey(answers, names, meter.read(asked * self.views.count))
 
     def _identity(self, source: Source, view: Preprocess, owner: np.ndarray | None, options: dict[str, Any]) -> dict[str, Any]:
         if self.folder is None:

@@ -15,7 +15,6 @@ the label speaks of place or direction. linear=True fits a linear classifier on 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from vitrail.evaluate.classify import evaluate
 from vitrail.evaluate.features import Frozen
 from vitrail.evaluate.parts import weights_fingerprint
 from vitrail.evaluate.vtab import TaskRun, VtabScore, address_of, find_data, linear_task
-from vitrail.model.cost import exaflops
 from vitrail.runtime import distributed
 from vitrail.runtime.disk import write_atomic
 from vitrail.runtime.lock import RunLock
@@ -232,13 +230,11 @@ class Bench:
         if f"{task.name} seed {seed}" in self.book.runs:
             return
         self.between(task)
-        start = time.monotonic()
-        frozen = Frozen(self.model, self.name, self.addresses[task.name], {**options, "device": self.device})
+        frozen = Frozen(self.model, self.name, self.addresses[task.name], {**options, "device": self.device, "progress": self.progress})
         found, test = linear_task(frozen, task, method=method, seed=seed, device=self.device)
-        images = found.train_images + len(test)
-        right, cost = round(found.top1.value * found.test_images), exaflops(self.model.config, images, training=False)
-        how = f"{method}, l2 {found.l2:g}"
-        self.enter(task, seed, right, found.test_images, len(test) - found.test_images, found.notes, how, time.monotonic() - start, cost)
+        right, spent = round(found.top1.value * found.test_images), frozen.spent()
+        how, unread = f"{method}, l2 {found.l2:g}", len(test) - found.test_images
+        self.enter(task, seed, right, found.test_images, unread, found.notes, how, spent.seconds, spent.flops / 1e18)
 
     def enter(
         self, task: Task, seed: int, right: int, images: int, unreadable: int, notes: Sequence[str], how: str, seconds: float, cost: float
