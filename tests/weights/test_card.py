@@ -2,9 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
+import vitrail
 from vitrail.errors import CheckpointError
 from vitrail.model.config import ResNetStem, ViTConfig
 from vitrail.model.variants import build, config_to_dict
@@ -103,3 +105,10 @@ def test_a_model_without_a_card_gets_one():
 def test_equal_weights_have_one_fingerprint():
     assert Card(hashes={"a": "1", "b": "2"}).fingerprint == Card(name="x", hashes={"b": "2", "a": "1"}).fingerprint
     assert Card(hashes={"a": "1"}).fingerprint != Card(hashes={"a": "2"}).fingerprint
+
+
+def test_a_fresh_model_of_grey_images_prepares_grey_images():
+    model = vitrail.create_model("mu/16", image_size=32, classes=2, channels=1).eval()
+    x = model.card.transform()(np.zeros((40, 50, 3), np.uint8))
+    assert x.shape == (1, 32, 32) and float(x.max()) == -1.0
+    assert model(torch.as_tensor(x)[None]).shape == (1, 2)

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from vitrail.errors import CheckpointError, UsageError
+from vitrail.model.config import ViTConfig
+from vitrail.model.variants import build
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.archive import open_archive
+from vitrail.weights.convert import convert
 from vitrail.weights.format import Overrides
 from vitrail.weights.load import load_model, plan_for
 from vitrail.weights.npz import open_npz, write_npz
@@ -183,6 +186,12 @@ def test_blocks_stacked_for_a_scan_are_the_same_model(name, tmp_path):
     model = load_model(scan)
     assert model.card.origin == ("big_vision:scan" if name in BIG_VISION else "npz:scan")
     assert model.card.hashes == load_model(case.checkpoint).card.hashes
+
+
+def test_one_patch_has_one_position_which_is_not_the_class_tokens(tmp_path):
+    config = ViTConfig(width=64, depth=1, heads=1, mlp_width=8, patch_size=8, image_size=8, classes=2, position_class=False)
+    written = convert(build(config), tmp_path, to="big_vision")
+    assert load_model(written.files[0]).config == config
 
 
 def test_a_map_head_without_its_scope_is_the_same_model(tmp_path):

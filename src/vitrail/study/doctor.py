@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitrail.data.source import Source, list_splits, open_source
-from vitrail.data.transform import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.errors import DecodeError, VitrailError
 from vitrail.runtime.device import describe_device, peak_flops, pick_device
+from vitrail.study.finding import Finding
+from vitrail.study.fit import fits
 
 __all__ = ["Diagnosis", "Finding", "doctor"]
 
@@ -41,27 +41,7 @@ EXTRAS = {
     "tracking": ("tensorboardX",),
     "ray": ("ray",),
 }
-HALF = (0.5, 0.5, 0.5)
-# what a set of weights may have been trained on: mean and std of pixels in [0, 1]
-RANGES = {
-    "[-1, 1]": (HALF, HALF),
-    "ImageNet mean and std": (IMAGENET_MEAN, IMAGENET_STD),
-    "[0, 1]": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-    "[0, 255]": ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)),
-}
 SAMPLE = 64  # images looked at
-
-
-@dataclass(frozen=True)
-class Finding:
-    level: str  # "ok", "note", "problem"
-    about: str
-    text: str
-    next: str = ""
-
-    def __str__(self) -> str:
-        mark = {"ok": " ", "note": "·", "problem": "!"}[self.level]
-        return f"{mark} {self.about:<14} {self.text}" + (f"\n{'':17}next: {self.next}" if self.next else "")
 
 
 @dataclass(frozen=True)
@@ -195,8 +175,9 @@ def _open(data: str) -> Source:
     return open_source(data, split=held)
 
 
-def _images(source: Source) -> Iterator[Finding]:
-    some, broken = _sample(source)
+def _images(source: Source, some: list[tuple[np.ndarray, int]] | None = None, broken: list[str] | None = None) -> Iterator[Finding]:
+    if some is None or broken is None:
+        some, broken = _sample(source)
     counts = f"{len(source):,} images, {len(source.classes)} classes"
     yield Finding("ok", "data", f"{source.name}{f' {source.split}' if source.split else ''}: {counts}")
     if broken:
@@ -233,10 +214,10 @@ def _weights(name: str, data: str | None, place: torch.device) -> Iterator[Findi
     if data is None:
         return
     source = _open(data)
-    yield from _images(source)
+    some, broken = _sample(source)
+    yield from _images(source, some, broken)
     yield from _bound(model, source, speed)
-    yield _same_classes(model, source)
-    yield _range(model, source, place)
+    yield from fits(model, some, source.classes, place)
 
 
 def _forward_speed(model: Any, place: torch.device) -> float:
@@ -271,52 +252,3 @@ def _bound(model: Any, source: Source, speed: float) -> Iterator[Finding]:
                       "vitrail data pack SRC DST --size N shrinks the images once; vitrail[fast] decodes JPEG faster")  # fmt: skip
     else:
         yield Finding("ok", "bound by", f"the model: {text}")
-
-
-def _same_classes(model: Any, source: Source) -> Finding:
-    ours, theirs = tuple(model.card.classes), tuple(source.classes)
-    if not ours:
-        return Finding(
-            "note", "classes", f"the weights carry no class names ({model.config.classes} outputs, {len(theirs)} classes in the data)"
-        )
-    if ours == theirs:
-        return Finding("ok", "classes", "the data's are the weights', in the same order")
-    if set(theirs) <= set(ours):
-        return Finding("ok", "classes", f"the data's {len(theirs)} are among the weights' {len(ours)}; matched by name")
-    strangers = [name for name in theirs if name not in set(ours)]
-    return Finding("note", "classes", f"the weights do not know {len(strangers)} of the data's {len(theirs)}: {', '.join(strangers[:5])}",
-                   "vitrail finetune gives the weights a head for them")  # fmt: skip
-
-
-def _range(model: Any, source: Source, place: torch.device) -> Finding:
-    """The input range under which the weights are right most often (or, without labels they know, most sure)."""
-    if model.config.channels != 3 or model.config.classes < 2:
-        return Finding("note", "input range", "cannot be tried on this model")
-    some, _ = _sample(source)
-    view = model.card.transform()
-    said = next(
-        (n for n, (mean, std) in RANGES.items() if np.allclose(mean, view.mean, atol=1e-3) and np.allclose(std, view.std, atol=1e-3)),
-        "its own",
-    )
-    pixels = torch.stack([torch.from_numpy(np.asarray(view.pixels(image))).permute(2, 0, 1) for image, _ in some]).float().to(place)
-    known = {name: i for i, name in enumerate(model.card.classes)}
-    labels = torch.tensor([known.get(source.classes[label], -1) if label >= 0 else -1 for _, label in some], device=place)
-    scores = {name: _score(model, pixels, mean, std, labels) for name, (mean, std) in {**RANGES, said: (view.mean, view.std)}.items()}
-    best = max(scores, key=lambda name: scores[name])
-    what = "right" if bool((labels >= 0).any()) else "sure"
-    text = f"{said}: {what} {100 * scores[said]:.0f} % of the time on {len(some)} images"
-    spread = 2 * (0.25 / max(1, len(some))) ** 0.5  # two standard errors of a proportion, at most
-    if best != said and scores[best] > scores[said] + spread:
-        return Finding("problem", "input range", f"{text}, but {100 * scores[best]:.0f} % with {best}",
-                       "the card says another range than the weights were trained with; set its preprocess")  # fmt: skip
-    return Finding("ok", "input range", text)
-
-
-def _score(model: Any, pixels: Tensor, mean: Any, std: Any, labels: Tensor) -> float:
-    shape = (1, -1, 1, 1)
-    x = (pixels / 255 - torch.tensor(mean, device=pixels.device).view(shape)) / torch.tensor(std, device=pixels.device).view(shape)
-    p = model(x.float()).float().softmax(-1)
-    known = labels >= 0
-    if bool(known.any()):
-        return float((p.argmax(-1) == labels)[known].float().mean())
-    return float(p.max(-1).values.mean())

@@ -81,7 +81,8 @@ class Card:
         """
         from vitrail.data.transform import Preprocess
 
-        view = Preprocess.from_dict(dict(self.preprocess)) if self.preprocess else Preprocess(self.config.image_size)
+        grey = {"mean": (0.5,), "std": (0.5,), "channels": 1} if self.model.get("channels") == 1 else {}
+        view = Preprocess.from_dict(dict(self.preprocess)) if self.preprocess else Preprocess(self.config.image_size, **grey)
         return dataclasses.replace(view, mode="squash", resize=None) if training else view
 
     def replace(self, **changes: Any) -> Card:

@@ -224,7 +224,7 @@ class BigVision(Google):
             return False
         if overrides.image_size is not None and math.prod(s // p for s, p in zip(overrides.image_size, step)) == table:
             return False
-        return math.isqrt(table - 1) ** 2 == table - 1
+        return table > 1 and math.isqrt(table - 1) ** 2 == table - 1
 
     def view_for(self, config: Any) -> str:
         return "big_vision_squash" if config.pool == "map" else "big_vision"
