@@ -300,7 +300,7 @@ def _kernel_taps(view: TrainView, centre: Tensor, scale: Tensor, widen: Tensor, 
         return index, torch.where(index < source[:, :, None], overlap.clamp(min=0), 0.0)
     radius = _RADIUS[filter]
     reach = radius * widen
-    count = math.ceil(2 * radius * (max(largest, 1.0) if view.antialias else 1.0)) + 1
+    count = math.ceil(2 * radius * (max(largest, 1.0) if view.antialias else 1.0))  # as many pixels as the kernel is wide
     first = (centre - reach + 0.5).floor() if view.antialias else (centre - 0.5).floor() - int(radius) + 1
     first = first.clamp(min=0) if view.antialias else first
     index = first.long()[:, :, None] + torch.arange(count, device=centre.device)

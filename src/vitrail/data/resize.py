@@ -143,7 +143,7 @@ def _kernel_taps(source: int, target: int, scale: float, filter: str, antialias:
         first = np.maximum((centre - radius + 0.5).astype(np.int64), 0)
     else:
         first = np.floor(centre - 0.5).astype(np.int64) - int(radius) + 1
-    index = first + np.arange(math.ceil(2 * radius) + 1)
+    index = first + np.arange(math.ceil(2 * radius))  # as many pixels as the kernel is wide
     weight = _kernel(filter, (index + 0.5 - centre) / widen, -0.5 if antialias else -0.75)
     if antialias:
         weight = np.where((index < source) & (index + 0.5 < centre + radius + 0.5), weight, 0.0)
