@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from typing import Any
 
@@ -59,6 +59,13 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self.case), **{name: value for name, value in asdict(self).items() if name != "case"}}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Row:
+        case = Case(**{item.name: values[item.name] for item in fields(Case)})
+        own = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        timing = Timing(**own["timing"]) if own.get("timing") else None
+        return cls(**{**own, "case": case, "timing": timing, "losses": tuple(own.get("losses", ()))})
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -86,10 +93,25 @@ class Bench:
             "rows": [row.to_dict() for row in self.rows],
         }
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Bench:
+        rows = tuple(Row.from_dict(row) for row in values["rows"])
+        return cls(Machine(**values["machine"]), rows, values["versions"], tuple(values["notes"]), values["seconds"], values["day"])
+
     def __str__(self) -> str:
         from vitrail.study.bench_report import as_text
 
         return as_text(self)
+
+
+def joined(parts: Sequence[Bench]) -> Bench:
+    """Benchmarks of one machine as one: ratios and the agreement of losses are taken over all rows."""
+    rows = [row for part in parts for row in part.rows]
+    models = dict.fromkeys(row.case.model for row in rows)
+    together = [row for model in models for row in with_ratios(with_agreement([row for row in rows if row.case.model == model]))]
+    said = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    versions = {name: version for part in parts for name, version in part.versions.items()}
+    return Bench(parts[0].machine, tuple(together), versions, said, sum(part.seconds for part in parts), parts[0].day)
 
 
 def bench(
@@ -104,6 +126,7 @@ def bench(
     ours: bool = True,
     sweep: bool = False,
     fast: bool = False,
+    exact_gelu: bool = False,
     device: str | None = None,
     budget_s: float | None = None,
     runs: int = 30,
@@ -118,6 +141,7 @@ def bench(
     precisions    of ours: "fp32", "tf32", "bf16", "fp16", "fp8"
     modes         how models are run: `bench_work.INFERENCE_MODES`, `TRAINING_MODES`
     peers         True: all that are installed; or their names. ours=False leaves Vitrail itself out
+    exact_gelu    GELU as the peers compute it, also where none is measured
     fast          also the CPU runtimes that `--fast` chooses from
     budget_s      seconds of timed passes a case (at least three passes, at most `runs`)
     each          called with each row when it is done
@@ -129,7 +153,7 @@ def bench(
     if not systems:
         raise UsageError("There is nothing to measure.", hint="leave ours on, or name a peer")
     names = sizes_of(models or default_models(place), image_sizes)
-    plans = [plan_for(name, place, work, batch_sizes, precisions, modes, systems) for name in names]
+    plans = [plan_for(name, place, work, batch_sizes, precisions, modes, systems, exact_gelu) for name in names]
     machine = look(place, ("fp32", "bf16") if place.type == "cpu" else ("bf16", *(["fp8"] if has_fp8(place) else [])))
     seconds = budget_s if budget_s is not None else (1.5 if place.type == "cpu" else 3.0)
     rows: list[Row] = []
@@ -204,10 +228,11 @@ def plan_for(
     precisions: Sequence[str],
     modes: Sequence[str],
     systems: Sequence[str],
+    exact_gelu: bool = False,
 ) -> Plan:
     """The cases of one model: for every kind of work and batch size, ours, then the peers."""
     config: Any = config_for(name)
-    if any(system != OURS for system in systems) and not comparable(config):
+    if (exact_gelu or any(system != OURS for system in systems)) and not comparable(config):
         config = config.replace(activation="gelu")  # the peers', so that the work is the same
     peers = [system for system in systems if system != OURS and not comparable(config)]
     cases = []
@@ -344,12 +369,20 @@ class Stand:
         )  # fmt: skip
 
     def distance(self, case: Case, ready: Prepared) -> float | None:
-        """How far a system's losses or logits are from those of the first that was measured at this work."""
+        """How far a system's logits are from ours in fp32, or its losses from those of the first that was measured."""
         found = torch.tensor(ready.losses, dtype=torch.float64) if case.work == "train" else ready.logits
         if found is None or found.numel() == 0 or case.system not in (OURS, *SAME_FUNCTION):
             return None
-        expected = self.known.setdefault((case.work, case.batch), found)
+        expected = self.known.setdefault((case.work, case.batch), found) if case.work == "train" else self.exact(case.batch)[: len(found)]
         return float((found - expected).abs().max() / expected.abs().max())
+
+    def exact(self, batch: int) -> Tensor:
+        """Our logits in fp32, plainly computed."""
+        count = min(batch, 4)
+        if ("exact", count) not in self.known:
+            case = Case("infer", OURS, self.name, count)
+            self.known["exact", count] = prepare(case, self.config, self.weights, self.device).logits
+        return self.known["exact", count]
 
     def clear(self) -> None:
         """Nothing of the case before may count in this one."""
@@ -444,6 +477,19 @@ def weights_for(config: Any) -> dict[str, Tensor]:
 def reason(error: BaseException) -> str:
     text = "out of memory" if isinstance(error, torch.OutOfMemoryError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:200]
+
+
+def with_agreement(rows: Sequence[Row]) -> list[Row]:
+    """Losses against those of the first row at the same work and batch that are ours."""
+    known: dict[int, Tensor] = {}
+    found = []
+    for row in rows:
+        losses = torch.tensor(row.losses, dtype=torch.float64)
+        if row.case.system in (OURS, *SAME_FUNCTION) and len(losses):
+            expected = known.setdefault(row.case.batch, losses)
+            row = replace(row, agrees=float((losses - expected).abs().max() / expected.abs().max()))
+        found.append(row)
+    return found
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:

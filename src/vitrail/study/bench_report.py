@@ -72,7 +72,7 @@ def legend(bench: Bench) -> list[str]:
     if any(row.ratio for row in rows):
         said.append("x peer: images/s of ours over the fastest peer at the same model and batch, each at its best")
     if any(row.agrees is not None for row in rows):
-        said.append("agrees: largest relative distance of the logits, or of the first losses, from the first row of the block")
+        said.append("agrees: largest relative distance of the logits, from ours in fp32, or of the first losses, from the first row")
     if bench.versions:
         said.append("versions: " + ", ".join(f"{name} {version}" for name, version in bench.versions.items()))
     return said + [f"note: {note}" for note in bench.notes]

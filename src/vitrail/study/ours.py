@@ -17,7 +17,6 @@ from typing import Any
 from vitrail.config import list_recipes
 from vitrail.errors import UsageError
 from vitrail.model.names import config_for
-from vitrail.runtime.metrics import read_metrics
 from vitrail.study.targets import Row, Target
 
 __all__ = ["Finished", "finetuning_recipe", "finished_runs", "ours", "pretraining_recipe"]
@@ -81,6 +80,8 @@ def finished_runs(folder: str | Path) -> list[Finished]:
 
 
 def _finished(top: Path) -> Iterator[Finished]:
+    from vitrail.runtime.metrics import read_metrics  # imports torch, which a table alone does not need
+
     for path in sorted(top.rglob("run.json")):
         try:
             told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

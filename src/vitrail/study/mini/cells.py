@@ -155,10 +155,11 @@ def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _fewshot(weights: Path, setting: Setting) -> float:
     """Mean 5-shot accuracy over the draws, in per cent."""
     model = load_model(str(weights))
-    down, classes = setting.down, len(setting.down.opened(train=True).classes)
-    pool = open_source(down.train, f"{down.train_split}[:{POOL * classes}]")
+    down, whole = setting.down, setting.down.opened(train=True)
+    pool = min(POOL * len(whole.classes), len(whole))
+    drawn_from = open_source(down.train, f"{down.train_split}[:{pool}]")
     train_features, test_features = (
-        extract_features(model, source, cache=False, device=setting.device) for source in (pool, down.opened(train=False))
+        extract_features(model, source, cache=False, device=setting.device) for source in (drawn_from, down.opened(train=False))
     )
     found = fewshot(train=train_features, test=test_features, shots=(SHOTS,), seeds=range(DRAWS), device=setting.device)
     return 100 * fmean(run.accuracy.value for run in found.runs)

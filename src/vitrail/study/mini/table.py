@@ -78,7 +78,8 @@ class Study:
             if self.design.finetune
             else f"then frozen and measured by {SHOTS}-shot least squares (mean of {DRAWS} draws) on"
         )
-        return f"{self.steps:,} steps a run on {self.upstream}, {how} {self.downstream}; {self.seeds} seed{'s' if self.seeds > 1 else ''}; {self.device}"
+        runs = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        return f"{self.steps:,} steps a run on {self.upstream}, {how} {self.downstream}; {runs}; {self.device}"
 
     def cost(self) -> str:
         low, high = core_days(self.exaflops)
