@@ -187,7 +187,8 @@ class TrainSpec:
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"  # auto: bf16 on a GPU, else fp32
     micro_batch_size: int | None = None  # images a device at once; None: the largest that fits
     compile: bool | None = None  # torch.compile; None: on a GPU
-    checkpoint_blocks: bool = False  # activation checkpointing: recompute each block in the backward pass
+    save_memory: bool = False  # keep a third of the activations: norms and the MLP's hidden layer are computed again
+    checkpoint_blocks: bool = False  # keep each block's input alone and compute the block again in the backward pass
     log_every_steps: int = 50
     save_every_steps: int = 1000
     save_every_s: float | None = None  # also after this many seconds

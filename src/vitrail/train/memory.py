@@ -28,7 +28,8 @@ def first_micro_batch(recipe: Recipe, config: Any, share: int, device: torch.dev
         return largest_divisor(share, min(asked, share))
     if device.type not in ("cpu", "cuda"):
         return share
-    held = activation_bytes(config, precision, flash=device.type == "cuda", recompute=recipe.train.checkpoint_blocks)
+    spec = recipe.train
+    held = activation_bytes(config, precision, flash=device.type == "cuda", recompute=spec.checkpoint_blocks, lean=spec.save_memory)
     return largest_divisor(share, max(1, min(share, int(free_bytes(device) / held))))
 
 
@@ -38,12 +39,13 @@ def free_bytes(device: torch.device) -> float:
     return CPU_SHARE * available_memory()
 
 
-def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False) -> int:
+def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False, lean: bool = False) -> int:
     """What the backward pass needs of one image, roughly: every layer's inputs (recomputed blocks keep only their own)."""
     size = 8 if precision.name == "fp64" else 2 if precision.name in ("bf16", "fp16", "fp8") else 4
     if hasattr(config, "depth"):
         layer = 14 * config.width + 3 * config.mlp_width + (0 if flash else config.heads * config.tokens)
-        kept = config.depth * config.width + layer if recompute else config.depth * layer
+        of_each = config.width if recompute else 8 * config.width if lean else layer
+        kept = config.depth * of_each + (layer if recompute or lean else 0)
         return int(size * config.tokens * kept)
     rows, columns = config.image_size
     return int(size * rows * columns * config.width * 3 * sum(config.layers) / 4)

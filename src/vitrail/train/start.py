@@ -25,7 +25,7 @@ def starting_model(recipe: Recipe, source: Source) -> nn.Module:
     unlabelled = recipe.objective.loss in UNLABELLED
     classes = 0 if unlabelled else (recipe.model.classes or len(source.classes))
     model = fresh(recipe, classes) if recipe.model.weights is None else continued(recipe, classes, source)
-    model.recompute = recipe.train.checkpoint_blocks  # type: ignore[assignment]
+    model.recompute = recipe.train.checkpoint_blocks or ("parts" if recipe.train.save_memory else False)  # type: ignore[assignment]
     return adapt(model, recipe.adapt, seed=recipe.train.seed)
 
 
