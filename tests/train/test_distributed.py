@@ -39,10 +39,11 @@ def test_fifty_losses_in_float32_are_those_of_one_rank(tiny, tmp_path, ranks, pa
     assert ours["top1"] == theirs["top1"] and ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
-def test_gradients_of_two_ranks_are_those_of_one(tiny, tmp_path):
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.scorecard)])
+def test_gradients_of_several_ranks_are_those_of_one(tiny, tmp_path, count):
     """The first moment after one step is (1 - beta1) times the clipped gradient."""
     given = ("train.precision=fp64", "train.micro_batch_size=4", "schedule.warmup_steps=0", "train.save_every_steps=1")
-    for name, ranks, parallel in (("one", 1, "ddp"), ("ddp", 2, "ddp"), ("fsdp", 2, "fsdp")):
+    for name, ranks, parallel in (("one", 1, "ddp"), ("ddp", count, "ddp"), ("fsdp", count, "fsdp")):
         stop = {"VITRAIL_FAULT": "step.done:1=term"}
         keys = (*given, f"train.parallel={parallel}")
         done = tiny.ranks(ranks, tmp_path / name, *keys, env=stop) if ranks > 1 else [tiny.run(tmp_path / name, *keys, env=stop)]

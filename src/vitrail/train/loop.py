@@ -55,6 +55,7 @@ class TrainResult:
     exaflops: float
     images: int
     resumed_from: int | None = None
+    joules: float | None = None  # of the GPUs, where NVML counts them
 
     @property
     def model(self) -> Path:
@@ -66,13 +67,16 @@ class TrainResult:
         return {**asdict(self), "path": str(self.path), "model": str(self.model)}
 
     def __str__(self) -> str:
-        lines = [f"{self.steps} steps, {self.images:,} images in {duration(self.seconds)} ({self.device_hours:.2f} device hours)"]
+        energy = "" if self.joules is None else f", {self.joules / 3.6e6:.3g} kWh"
+        lines = [f"{self.steps} steps, {self.images:,} images in {duration(self.seconds)} ({self.device_hours:.2f} device hours{energy})"]
         if "top1" in self.best:
             n = int(self.best["images"])
             lines.append(
                 f"held-out accuracy {wilson(round(self.best['top1'] * n), n).percent()} on {n:,} images (step {self.best['step']})"
             )
-        lines.append(f"model   {self.model}\ncurve   {self.path / 'curve.png'}\nnext    vitrail inspect {self.model}")
+        curve = self.path / "curve.png"  # needs the extra `plots`
+        lines.append(f"model   {self.model}\ncurve   {curve if curve.is_file() else self.path / 'metrics.jsonl'}")
+        lines.append(f"next    vitrail inspect {self.model}")
         return "\n".join(lines)
 
 
@@ -283,6 +287,7 @@ class Session:
             exaflops=spent["exaflops"],
             images=int(spent["images"]),
             resumed_from=self.resumed_from,
+            joules=spent.get("joules"),
         )
 
 

@@ -129,9 +129,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     )
     step.forward, step.scales = forward, scales
     if recipe.train.compile or (recipe.train.compile is None and device.type == "cuda"):
-        objective.compile()
-        if isinstance(objective, Distilled):
-            objective.compile_teachers()
+        compile_objective(objective, same_bits=recipe.train.deterministic)
     objective.train()
 
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -174,6 +172,18 @@ def open_teacher(name: str, classes: Sequence[str], device: torch.device, precis
     if theirs != tuple(classes) and sorted(theirs) == sorted(classes):
         raise DataError(f"{name} knows the classes of the data in another order.", hint="a teacher trained on the same data")
     return Teacher(model, model.card.transform(), precision, name)
+
+
+def compile_objective(objective: Objective, *, same_bits: bool) -> None:
+    """`same_bits`: the compiler chooses kernels by rule, not by timing them, which another process might decide otherwise."""
+    if same_bits:
+        from torch._inductor import config
+
+        if hasattr(config, "deterministic"):  # torch 2.10 and later
+            config.deterministic = True
+    objective.compile()
+    if isinstance(objective, Distilled):
+        objective.compile_teachers()
 
 
 def spread(objective: Objective, recipe: Recipe, device: torch.device) -> Any:
