@@ -169,6 +169,12 @@ def test_resampling_equals_its_plain_definition(mode, old, new):
     np.testing.assert_allclose(resample_grid(table, old, new, mode).numpy(), expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("mode", ["bilinear_unaligned", "bicubic", "bicubic_antialias", "bicubic_offset"])
+@pytest.mark.parametrize(("old", "new"), [((5, 4), (2, 1)), ((3, 3), (7, 1)), ((5, 1), (3, 1)), ((1, 5), (1, 3)), ((2, 2), (1, 1))])
+def test_resampling_to_one_row_or_column_equals_its_plain_definition(mode, old, new):
+    test_resampling_equals_its_plain_definition(mode, old, new)
+
+
 @pytest.mark.parametrize("case", sorted(path.stem for path in GOLDEN.glob("*.npz")))
 def test_resampling_equals_the_authors_code(case):
     file = np.load(GOLDEN / f"{case}.npz")

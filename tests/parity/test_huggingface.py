@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 TOLERANCE = 1e-5
 CASES = 200
-worst = {"reading": 0.0, "other sizes": 0.0, "written again": 0.0, "writing": 0.0, "towers": 0.0}
+worst = {"reading": 0.0, "other sizes": 0.0, "written again": 0.0, "writing": 0.0, "weights alone": 0.0, "towers": 0.0}
 
 
 def distance(found, expected):
@@ -113,6 +113,27 @@ def test_what_transformers_saved_gives_its_outputs_here_and_after_being_written_
         options = {} if kind.startswith("Dinov2") else {"interpolate_pos_encoding": True}
         with torch.inference_mode():
             note("other sizes", distance(ours.resize(other)(y), answer(theirs, y, **options)[0]), theirs.config)
+
+
+@pytest.mark.parametrize("seed", range(10_000, 10_000 + CASES // 2))
+def test_weights_alone_give_its_outputs_when_the_caller_says_what_they_cannot(seed, tmp_path):
+    rng = random.Random(seed)
+    kind, theirs = drawn_for_transformers(rng)
+    randomise(theirs, seed)
+    config = theirs.config
+    if rng.random() < 0.5:
+        torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")  # the modules' own names
+    else:
+        theirs.save_pretrained(tmp_path)
+        (tmp_path / "config.json").unlink()
+    size = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
+    activation = {"gelu_pytorch_tanh": "gelu_tanh"}.get(config.hidden_act, config.hidden_act)
+    ours = vitrail.load_model(
+        tmp_path, heads=config.num_attention_heads, eps=config.layer_norm_eps, activation=activation, image_size=tuple(size)
+    )
+    x = torch.rand(2, config.num_channels, *size, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    with torch.inference_mode():
+        note("weights alone", distance(ours(x), answer(theirs, x)[0]), (kind, config))
 
 
 def drawn_for_us(rng):

@@ -1,9 +1,11 @@
 """timm itself: its models read here give its logits, and ours written for it give ours there."""
 
 import random
+from argparse import Namespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import vitrail
 from vitrail.model.config import ResNetConfig, ResNetStem, ViTConfig
@@ -15,7 +17,7 @@ from timm.models._hub import save_for_hf  # noqa: E402
 pytestmark = pytest.mark.parity
 TOLERANCE = 1e-5
 CASES = 200
-worst = {"reading": 0.0, "written again": 0.0, "writing": 0.0}
+worst = {"reading": 0.0, "written again": 0.0, "writing": 0.0, "weights alone": 0.0, "other sizes": 0.0}
 
 
 def distance(found, expected):
@@ -114,6 +116,54 @@ def test_what_timm_saved_gives_its_logits_here_and_after_being_written_again(see
 def pooled(theirs, x):
     """What timm's head would read; ResNets pool on the way to it."""
     return theirs.forward_head(theirs.forward_features(x), pre_logits=True)
+
+
+def told(entry, args):
+    """What a caller must say of weights that come without a config.json."""
+    pools = {"token": "token", "avg": "gap", "map": "map", "": "unpooled"}
+    said = {"heads": args["num_heads"], "pool": pools[args.get("global_pool", "token")], "image_size": args["img_size"]}
+    if "act_layer" in args:
+        said["activation"] = args["act_layer"]
+    return said | ({"eps": 1e-5} if "_clip_" in entry else {})
+
+
+@pytest.mark.parametrize("seed", range(10_000, 10_000 + CASES // 2))
+def test_weights_alone_give_timms_logits_when_the_caller_says_what_they_cannot(seed, tmp_path):
+    rng = random.Random(seed)
+    entry, args = drawn_for_timm(rng)
+    if entry.startswith("resnetv2") or args.get("pool_include_prefix"):
+        return  # the one has nothing to say, the other no word for it
+    theirs = randomise(timm.create_model(entry, **args), seed)
+    x = torch.rand(2, args["in_chans"], *args["img_size"], generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    prefix, nest = rng.choice(["", "module.", "backbone.", "module.backbone."]), rng.choice(["model", "state_dict", "teacher"])
+    state = {prefix + name: value.contiguous() for name, value in theirs.state_dict().items()}
+    if rng.random() < 0.5:
+        torch.save({nest: state, "epoch": 3, "args": Namespace(lr=0.1), "optimizer": {"state": {}}}, tmp_path / "checkpoint.pth")
+    else:
+        save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    ours = vitrail.load_model(tmp_path, **told(entry, args))
+    with torch.inference_mode():
+        far = distance(ours(x), theirs(x) if args["num_classes"] else theirs.forward_features(x))
+    worst["weights alone"] = max(worst["weights alone"], far)
+    assert far < TOLERANCE, (entry, args)
+
+
+@pytest.mark.parametrize("seed", range(20_000, 20_000 + CASES // 4))
+def test_other_image_sizes_give_timms_logits(seed, tmp_path):
+    rng = random.Random(seed)
+    entry, args = drawn_for_timm(rng)
+    while entry not in ("vit_base_patch16_224", "vit_giant_patch14_dinov2", "vit_base_patch16_clip_224"):
+        entry, args = drawn_for_timm(rng)
+    theirs = randomise(timm.create_model(entry, **args, dynamic_img_size=True), seed)
+    save_for_hf(theirs, tmp_path, model_args={name: v for name, v in args.items() if name != "num_classes" and v is not None})
+    rows, columns = theirs.patch_embed.patch_size
+    size = (rows * rng.randint(1, 6), columns * rng.randint(1, 6))
+    x = torch.rand(2, args["in_chans"], *size, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    ours = vitrail.load_model(tmp_path).resize(size)
+    with torch.inference_mode():
+        far = distance(ours(x), theirs(x) if args["num_classes"] else theirs.forward_features(x))
+    worst["other sizes"] = max(worst["other sizes"], far)
+    assert far < TOLERANCE, (entry, args, size)
 
 
 def drawn_for_us(rng):

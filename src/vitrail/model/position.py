@@ -90,7 +90,6 @@ class LearnedPosition2d(Position):
 
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
-        # both as one row: torch's antialiased kernel is wrong on images one pixel wide (2.13)
         self.rows = _like(self.rows, resample_grid(self.rows, (1, self.grid[0]), (1, grid[0]), self.resample))
         self.columns = _like(self.columns, resample_grid(self.columns, (1, self.grid[1]), (1, grid[1]), self.resample))
         self.grid = grid
@@ -162,7 +161,7 @@ def resample_grid(table_ND: Float[Tensor, "N D"], old: Grid, new: Grid, mode: st
     if tuple(old) == tuple(new):
         return table_ND
     work = table_ND if table_ND.dtype == torch.float64 else table_ND.float()
-    image = work.T.reshape(1, -1, *old)
+    image = work.reshape(1, *old, -1).permute(0, 3, 1, 2)  # the other layout's antialiased kernel is wrong for one column (torch 2.13)
     kind, _, variant = mode.partition("_")
     if variant == "offset":
         scale = tuple((side + 0.1) / before for side, before in zip(new, old))
@@ -172,7 +171,7 @@ def resample_grid(table_ND: Float[Tensor, "N D"], old: Grid, new: Grid, mode: st
     else:
         aligned = (kind == "bilinear" and variant == "") or variant == "aligned"
         resized = F.interpolate(image, size=tuple(new), mode=kind, align_corners=aligned, antialias=variant == "antialias")
-    return resized.flatten(2)[0].T.to(table_ND.dtype).contiguous()
+    return resized[0].flatten(1).T.to(table_ND.dtype).contiguous()
 
 
 def sincos2d(grid: Grid, width: int) -> Float[Tensor, "N D"]:

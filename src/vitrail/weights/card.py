@@ -81,7 +81,7 @@ class Card:
         """
         from vitrail.data.transform import Preprocess
 
-        grey = {"mean": (0.5,), "std": (0.5,), "channels": 1} if self.model.get("channels") == 1 else {}
+        grey: dict[str, Any] = {"mean": (0.5,), "std": (0.5,), "channels": 1} if self.model.get("channels") == 1 else {}
         view = Preprocess.from_dict(dict(self.preprocess)) if self.preprocess else Preprocess(self.config.image_size, **grey)
         return dataclasses.replace(view, mode="squash", resize=None) if training else view
 
