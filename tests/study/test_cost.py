@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from vitrail.errors import UsageError
 from vitrail.runtime import energy
@@ -38,7 +39,7 @@ def test_a_folder_without_a_run_is_said(tmp_path):
 
 def test_energy_is_none_where_there_is_no_counter(monkeypatch):
     monkeypatch.setattr(energy, "_nvml", lambda: None)
-    assert energy.joules() is None
+    assert energy.joules(torch.device("cuda", 0)) is None
 
 
 class Counter:
@@ -60,7 +61,31 @@ def test_energy_is_read_in_joules_of_the_gpu_that_is_visible(monkeypatch):
     counter = Counter()
     monkeypatch.setattr(energy, "_nvml", lambda: counter)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert energy.joules() == 2.5 and counter.asked == [5]
+    assert energy.joules(torch.device("cuda", 1)) == 2.5 and counter.asked == [5]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert energy.joules(0) == 2.5 and counter.asked == [5, 0]
+    assert energy.joules(torch.device("cuda", 0)) == 2.5 and counter.asked == [5, 0]
+    assert energy.joules(torch.device("cpu")) is None
+
+
+def test_ranks_of_one_machine_are_summed_and_of_several_not_guessed(monkeypatch):
+    monkeypatch.setattr(energy, "_nvml", Counter)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert energy.joules(torch.device("cuda", 2)) == 10.0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert energy.joules(torch.device("cuda", 1)) is None
+
+
+def test_a_training_run_counts_the_joules_of_every_process_it_had(monkeypatch, tmp_path):
+    from vitrail.config import load_recipe
+    from vitrail.train import journal
+    from vitrail.train.loop import train
+
+    used = iter(range(0, 10_000, 7))
+    monkeypatch.setattr(journal, "joules", lambda device: float(next(used)))
+    small = ["model.options.width=16", "model.options.depth=1", "model.options.heads=1", "model.options.mlp_width=16", "data.workers=0"]
+    recipe = [*small, "model.name=mu/7", "train.batch_size=16", "train.steps=2", "data.eval_split=test[:20]", "schedule.warmup_steps=0"]
+    first = train(load_recipe("fashion-quick", recipe), tmp_path, progress=False)
+    again = train(load_recipe("fashion-quick", recipe), tmp_path, progress=False)
+    assert 0 < first.joules <= again.joules
+    assert cost_of_run(tmp_path).joules == pytest.approx(again.joules, abs=7.1)

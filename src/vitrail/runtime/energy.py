@@ -1,8 +1,10 @@
 """Energy of NVIDIA GPUs, from the driver's own counter (NVML); nothing to install, None where there is none.
 
-before = joules()
-…
-spent = None if before is None else joules() - before
+    before = joules(device)
+    …
+    spent = None if before is None else joules(device) - before
+
+Under torchrun it is that of all ranks' GPUs, as long as they are in one machine.
 """
 
 from __future__ import annotations
@@ -10,16 +12,25 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["joules"]
 
 
-def joules(device: int | None = None) -> float | None:
-    """Joules that a GPU (default: this rank's) has used since the driver was loaded."""
-    library = _nvml()
+def joules(device: torch.device) -> float | None:
+    """Joules that the GPUs of this job have used since the driver was loaded."""
+    ranks, here = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    library = _nvml() if device.type == "cuda" and ranks == here else None
     if library is None:
         return None
+    used = [_of(library, place) for place in (range(ranks) if ranks > 1 else [device.index or 0])]
+    return None if None in used else sum(filter(None, used))
+
+
+def _of(library: Any, device: int) -> float | None:
     handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
     if library.nvmlDeviceGetHandleByIndex_v2(_physical(device), ctypes.byref(handle)):
         return None
@@ -28,11 +39,10 @@ def joules(device: int | None = None) -> float | None:
     return used.value / 1000
 
 
-def _physical(device: int | None) -> int:
+def _physical(device: int) -> int:
     """NVML does not know CUDA_VISIBLE_DEVICES: the place of a device among all of the machine's."""
-    number = int(os.environ.get("LOCAL_RANK", "0")) if device is None else device
     shown = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return int(shown[number]) if number < len(shown) and shown[number].isdigit() else number
+    return int(shown[device]) if device < len(shown) and shown[device].isdigit() else device
 
 
 @cache

@@ -17,6 +17,7 @@ from vitrail.errors import NumericsError
 from vitrail.model.cost import cost_of, exaflops
 from vitrail.runtime import distributed
 from vitrail.runtime.device import memory_in_use, peak_flops
+from vitrail.runtime.energy import joules
 from vitrail.runtime.metrics import MetricsLog
 from vitrail.runtime.progress import Progress, duration, quantity
 from vitrail.runtime.trackers import Trackers
@@ -70,6 +71,7 @@ class Journal:
         self._lap_step = state.step
         self._usual: list[float] = []  # recent losses, to know a spike by
         self._before = dict(state.counters)  # what earlier processes of this run had spent
+        self._energy = joules(device)
 
     # ---- steps
 
@@ -176,7 +178,7 @@ class Journal:
     # ---- cost
 
     def spent(self) -> dict[str, float]:
-        """Seconds, device-hours and exaFLOPs of the whole run so far, earlier processes included."""
+        """Seconds, device-hours, exaFLOPs and, where NVML tells, joules of the whole run so far, earlier processes included."""
         here = self.clock.since_start()
         seconds = self._before.get("seconds", 0.0) + here
         device_seconds = self._before.get("device_seconds", 0.0) + here * distributed.world()
@@ -187,8 +189,16 @@ class Journal:
             "device_hours": device_seconds / 3600,
             "exaflops": exaflops(self.config, images, training=True),
             "images": images,
+            **self._joules(),
         }
+
+    def _joules(self) -> dict[str, float]:
+        now = joules(self.device)
+        if self._energy is None or now is None or (self._before.get("seconds") and "joules" not in self._before):
+            return {}  # not counted now, or not in an earlier process
+        return {"joules": self._before.get("joules", 0.0) + now - self._energy}
 
     def settle(self) -> None:
         """Put the time spent into the counters that a checkpoint keeps."""
-        self.state.counters |= {name: self.spent()[name] for name in ("seconds", "device_seconds")}
+        spent = self.spent()
+        self.state.counters |= {name: spent[name] for name in ("seconds", "device_seconds", "joules") if name in spent}

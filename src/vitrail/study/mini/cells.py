@@ -22,6 +22,7 @@ from vitrail.data.source import open_source
 from vitrail.evaluate.features import extract_features
 from vitrail.evaluate.fewshot import fewshot
 from vitrail.model.cost import cost_of, exaflops
+from vitrail.runtime.device import pick_device
 from vitrail.runtime.disk import write_atomic
 from vitrail.runtime.energy import joules
 from vitrail.study.mini.design import Cell, Design
@@ -76,7 +77,8 @@ def run_cell(cell: Cell, seed: int, setting: Setting) -> CellResult:
     done = setting.out / "cells" / f"{name}.json"
     if done.is_file():
         return CellResult(**json.loads(done.read_text(encoding="utf-8")))
-    folder, began, energy = setting.out / "runs" / name, time.monotonic(), joules()
+    folder, began, device = setting.out / "runs" / name, time.monotonic(), pick_device(setting.device)
+    energy = joules(device)
     stages = [] if cell.pretrain == "none" else [_train(_pretraining(cell, seed, setting), folder / "pretrain", setting)]
     weights = stages[0].model if stages else None
     if setting.design.finetune:
@@ -85,7 +87,7 @@ def run_cell(cell: Cell, seed: int, setting: Setting) -> CellResult:
     else:
         assert weights is not None
         accuracy = _fewshot(weights, setting)
-    used = joules()
+    used = joules(device)
     cost = cost_of(config(cell.model))
     result = CellResult(
         cell.name, seed, accuracy, 100 * stages[0].best["top1"] if "top1" in stages[0].best and cell.pretrain == "supervised" else None,
