@@ -1,14 +1,16 @@
 """Parquet files in the Hugging Face layout: an `image` struct of bytes and path, and a label column.
 
 Class names come from the `huggingface` schema metadata (ClassLabel), which `datasets` and
-`vitrail data pack` write. A sample is reached through its row group, and the groups read last
-are kept, up to a number of bytes; a source tells its row groups as shards, so that an order
+`vitrail data pack` write. A sample of a plain, uncompressed local file (what `vitrail data pack`
+writes) is read where it lies; any other is reached through its row group, and the groups read last
+are kept, up to a number of bytes. A source tells its row groups as shards, so that an order
 which stays within a window of them reads each once. Labels are read when a source is opened,
 images when they are asked for.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +26,7 @@ import numpy as np
 from vitrail.data.classes import declared, difference
 from vitrail.data.labels import Values, empty_classes, number, read_value, resolve, together
 from vitrail.data.names import Chosen, Numbered, shown
+from vitrail.data.pages import Places, find_places, is_plain
 from vitrail.data.problem import Problems
 from vitrail.data.runs import runs, say_if_sorted
 from vitrail.data.source import Listing, Options, Record
@@ -34,6 +37,7 @@ from vitrail.errors import DataError, DecodeError, missing_extra, nearest
 __all__ = ["Groups", "Parquet", "ParquetImages", "relative"]
 
 CACHE_BYTES = 512 << 20
+KNOWN = 4096  # groups whose images' places are remembered
 SMALL_BYTES = 256 << 20  # every process that reads a set this small ends up holding all of it
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes", "picture", "photo")
 
@@ -47,7 +51,7 @@ def _pyarrow() -> Any:
 
 
 class Groups:
-    """Row groups of one column of several files, by number; the last ones read stay in memory."""
+    """Row groups of one column of several files, by number; the last ones read stay in memory, or the places of their values."""
 
     def __init__(self, files: Any, paths: Sequence[str], column: str, starts: np.ndarray, file_of: np.ndarray, first: np.ndarray) -> None:
         self.files, self.paths, self.column = files, list(paths), column
@@ -61,18 +65,49 @@ class Groups:
         self._held: OrderedDict[int, Any] = OrderedDict()
         self._bytes = 0
         self._open: OrderedDict[int, Any] = OrderedDict()
+        self._places: dict[int, Places | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None, "_open": None, "_lock": None, "_process": -1}
+        return {**self.__dict__, "_held": None, "_open": None, "_places": None, "_lock": None, "_process": -1}
 
     def row(self, row: int) -> bytes | None:
         """The image at a row of all files laid end to end."""
-        group = bisect_right(self.starts, row) - 1
-        return self._group(group)[row - self.starts[group]].as_py()  # type: ignore[no-any-return]
-
-    def _group(self, group: int) -> Any:
         if self._process != os.getpid():
             self._forget()
+        group = bisect_right(self.starts, row) - 1
+        place = row - self.starts[group]
+        known = self._places[group] if group in self._places else self._find(group)
+        if known is None:
+            return self._group(group)[place].as_py()  # type: ignore[no-any-return]
+        path = self.paths[int(self.file_of[group])]
+        return self.files.read_range(path, int(known.starts[place]), int(known.lengths[place]))  # type: ignore[no-any-return]
+
+    def _find(self, group: int) -> Places | None:
+        """Where the images of a group lie in its file, or None where only Arrow can tell."""
+        with self._lock:
+            if len(self._places) >= KNOWN:
+                self._places.clear()
+            if group not in self._places:
+                self._places[group] = self._look(group) if self.files.local else None
+            return self._places[group]
+
+    def _look(self, group: int) -> Places | None:
+        k = int(self.file_of[group])
+        try:
+            file = self._file(k)
+            rows = file.metadata.row_group(group - int(self.first[k]))
+            names = [file.schema.column(c).path for c in range(rows.num_columns)]
+            number = next(c for c, name in enumerate(names) if name in (self.column, f"{self.column}.bytes"))
+            column, about = rows.column(number), file.schema.column(number)
+            if not is_plain(column) or about.max_repetition_level:
+                return None
+            read = functools.partial(self.files.read_range, self.paths[k])
+            size, levels = column.total_compressed_size, about.max_definition_level > 0
+            return find_places(read, column.data_page_offset, size, column.num_values, levels)
+        except (OSError, ValueError, StopIteration, DecodeError):
+            return None  # the reading proper will say what is wrong
+
+    def _group(self, group: int) -> Any:
         with self._lock:
             held = self._held.get(group)
             if held is None:
