@@ -90,7 +90,8 @@ def test_every_row_of_the_tables_has_the_recipes_it_names():
 
 def finished_run(folder, recipe, model, weights, top1, seed=0, status="finished"):
     folder.mkdir(parents=True)
-    told = {"status": status, "seed": seed, "recipe": {"name": recipe, "model": {"name": model, "weights": weights}}}
+    cost = {"images": 1000, "exaflops": 0.5, "seconds": 60, "device_seconds": 60}
+    told = {"status": status, "seed": seed, **cost, "recipe": {"name": recipe, "model": {"name": model, "weights": weights}}}
     (folder / "run.json").write_text(json.dumps(told))
     lines = [{"step": 1, "loss": 1.0}, {"step": 1, "eval": {"top1": 0.5}}, {"step": 2, "eval": {"top1": top1}}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -103,9 +104,11 @@ def entry(result, model, pretrain, column):
 def test_runs_from_public_weights_are_set_beside_the_paper_with_mean_and_std(tmp_path):
     for seed, top1 in enumerate((0.989, 0.990, 0.991)):
         finished_run(tmp_path / f"r{seed}", "table-4:cifar10", "B/16", "hf://google/vit-base-patch16-224-in21k", top1, seed)
-    found = entry(reproduce("table-5", runs=tmp_path), "ViT-B/16", "ImageNet-21k", "CIFAR-10")
+    result = reproduce("table-5", runs=tmp_path)
+    found = entry(result, "ViT-B/16", "ImageNet-21k", "CIFAR-10")
     assert found.mean == pytest.approx(99.0) and found.std == pytest.approx(0.1) and len(found.ours) == 3
     assert found.difference == pytest.approx(0.05)
+    assert (result.cost().images, result.cost().exaflops) == (3000, 1.5) and "of our fine-tuning runs: 3,000 images" in str(result)
 
 
 def test_runs_from_ones_own_pre_training_belong_to_its_row_alone(tmp_path):

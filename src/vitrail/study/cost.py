@@ -11,6 +11,7 @@ equivalent is a range. MFU is given where the device's peak is known, energy whe
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,19 @@ class RunCost:
         peak = peak_flops(pick_device(device)) if device else None
         mfu = exaflops * 1e18 / (device_seconds * peak) if peak and device_seconds else None
         return cls(images, exaflops, seconds, device_seconds / 3600, mfu, joules)
+
+    @classmethod
+    def sum(cls, costs: Sequence[RunCost]) -> RunCost:
+        """Of several runs together; energy only where all of them counted it."""
+        joules = [cost.joules for cost in costs if cost.joules is not None]
+        return cls(
+            sum(cost.images for cost in costs),
+            sum(cost.exaflops for cost in costs),
+            sum(cost.seconds for cost in costs),
+            sum(cost.device_hours for cost in costs),
+            None,
+            sum(joules) if len(joules) == len(costs) else None,
+        )
 
 
 def cost_of_run(folder: str | Path) -> RunCost:

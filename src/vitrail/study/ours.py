@@ -96,13 +96,12 @@ def _finished(top: Path) -> Iterator[Finished]:
             continue  # not a run of ours, or one that is being written
 
 
-def ours(target: Target, row: Row, column: str, runs: list[Finished]) -> list[float]:
-    """Accuracies in per cent, one a run that belongs here."""
+def ours(target: Target, row: Row, column: str, runs: list[Finished]) -> tuple[Finished, ...]:
+    """The runs that belong to a number of the paper."""
     recipe = finetuning_recipe(target, row, column)
     if recipe is None:
-        return []
-    fitting = [run for run in runs if run.recipe == recipe and _same_model(run.model, row) and _came_from(run, row)]
-    return [100 * run.top1 for run in fitting]
+        return ()
+    return tuple(run for run in runs if run.recipe == recipe and _same_model(run.model, row) and _came_from(run, row))
 
 
 def _same_model(name: str, row: Row) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UsageError
 from vitrail.model.cost import exaflops
@@ -20,6 +20,9 @@ from vitrail.model.names import config_for
 from vitrail.study.compute import Counted, counted
 from vitrail.study.ours import Finished, finetuning_recipe, finished_runs, ours, pretraining_recipe
 from vitrail.study.targets import Row, Target, list_targets, load_target
+
+if TYPE_CHECKING:
+    from vitrail.study.cost import RunCost
 
 __all__ = ["Compute", "Entry", "Listing", "Reproduction", "listing", "reproduce"]
 
@@ -32,8 +35,13 @@ class Entry:
     column: str
     target: float
     target_std: float | None
-    ours: tuple[float, ...]  # one a run
+    runs: tuple[Finished, ...]
     exaflops: float | None
+
+    @property
+    def ours(self) -> tuple[float, ...]:
+        """One a run, in per cent."""
+        return tuple(100 * run.top1 for run in self.runs)
 
     @property
     def mean(self) -> float | None:
@@ -71,6 +79,15 @@ class Reproduction:
     entries: tuple[Entry, ...]
     commands: tuple[str, ...]  # how to make "ours"
 
+    def cost(self) -> RunCost | None:
+        """Of all the runs that are "ours"; their pre-training is not in it."""
+        paths = dict.fromkeys(run.path for entry in self.entries for run in entry.runs)
+        if not paths:
+            return None
+        from vitrail.study.cost import RunCost, cost_of_run  # imports torch, which a table alone does not need
+
+        return RunCost.sum([cost_of_run(path) for path in paths])
+
     def to_dict(self) -> dict[str, Any]:
         t = self.target
         return {
@@ -83,11 +100,14 @@ class Reproduction:
             "claims": list(t.claims),
             "notes": list(t.notes),
             "commands": list(self.commands),
+            "cost": None if (cost := self.cost()) is None else cost.to_dict(),
         }
 
     def __str__(self) -> str:
         t = self.target
         lines = [f"{t.name}: {t.title}", f"  unit      {t.unit}", f"  protocol  {t.protocol}", *self._table()]
+        cost = self.cost()
+        lines += [] if cost is None else [f"  {'cost':9s} of our fine-tuning runs: {cost}"]
         for word, said in (("data", t.public), ("claim", t.claims), ("note", t.notes), ("run", self.commands)):
             lines += [f"  {word:9s} {one}" for one in said]
         return "\n".join(lines)
@@ -212,7 +232,7 @@ def _entries(target: Target, runs: list[Finished]) -> list[Entry]:
         cost = _exaflops(row)
         for column in target.columns:
             if column in row.values:
-                entries.append(Entry(row, column, row.values[column], row.std.get(column), tuple(ours(target, row, column, runs)), cost))
+                entries.append(Entry(row, column, row.values[column], row.std.get(column), ours(target, row, column, runs), cost))
     return entries
 
 
