@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from vitrail.data.decode import MAX_PIXELS, decode
 from vitrail.errors import NumericsError, UsageError
-from vitrail.runtime.device import Precision, pick_device
+from vitrail.model.patch import PatchEmbedding
+from vitrail.runtime.device import PRECISIONS, Precision, pick_device
 from vitrail.runtime.faults import fault
+from vitrail.runtime.graph import Graphed
 from vitrail.weights.card import Card, card_of
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Predictor:
         self.max_pixels = max_pixels
         self.independent = independent
         self.runtime = runtime
+        self._replayed: tuple[nn.Module, Graphed] | None = None
         outputs = int(model.config.classes)  # type: ignore[union-attr, arg-type]
         self.classes = tuple(self.card.classes) or tuple(map(str, range(outputs)))
 
@@ -87,8 +90,21 @@ class Predictor:
             images = self.images(batch)
             if self.runtime is not None:
                 return self.runtime(images)
-            with self.precision.autocast(self.device):
-                return self.model(images).float().cpu().numpy()
+            return self.logits(images).cpu().numpy()
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What the model takes -> logits in float32. On a GPU, batch sizes that come again are replayed (`runtime.graph`)."""
+        if self.device.type != "cuda":
+            return self._logits(self.model, images)
+        if self._replayed is None or self._replayed[0] is not self.model:
+            half = PRECISIONS[self.precision.name]
+            model = self.model if half is None else rounded_once(self.model, half)
+            self._replayed = self.model, Graphed(functools.partial(self._logits, model))
+        return self._replayed[1](images)
+
+    def _logits(self, model: nn.Module, images: Tensor) -> Tensor:
+        with self.precision.autocast(self.device):
+            return model(images).float()
 
     def features(self, batch: np.ndarray) -> np.ndarray:
         """(N, H, W, C) -> what the head reads, (N, D) in float32."""
@@ -200,3 +216,12 @@ class Predictor:
 def _rounded(maps: Tensor) -> Any:
     """Nested lists with five digits: enough for a picture, a third of the bytes."""
     return np.round(maps.float().cpu().numpy().astype(np.float64), 5).tolist()
+
+
+def rounded_once(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A twin whose dense layers hold their weights as autocast would round them at every call: the same bits, sooner."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, (nn.Linear, PatchEmbedding)):
+            module.to(dtype)
+    return twin
