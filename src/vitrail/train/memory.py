@@ -1,4 +1,4 @@
-"""How many images go through a device at once, without changing what a step computes."""
+"""What fits: whether a model does at all, and how many images go through at once, without changing what a step computes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 
 from vitrail.config import Recipe
 from vitrail.errors import UsageError
+from vitrail.model.cost import cost_of
+from vitrail.runtime import distributed
 from vitrail.runtime.device import Precision
 from vitrail.weights.archive import available_memory
 
-__all__ = ["activation_bytes", "first_micro_batch"]
+__all__ = ["activation_bytes", "first_micro_batch", "question_memory"]
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of the free memory that activations may take
 
@@ -34,9 +36,35 @@ def first_micro_batch(recipe: Recipe, config: Any, share: int, device: torch.dev
 
 
 def free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-    return CPU_SHARE * available_memory()
+    """What activations may take."""
+    return (GPU_SHARE if device.type == "cuda" else CPU_SHARE) * room_on(device)
+
+
+def room_on(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def question_memory(recipe: Recipe, config: Any, device: torch.device, precision: Precision) -> None:
+    """Refuse a model whose weights and optimizer cannot fit, before anything is moved; `train.sure` tries all the same."""
+    if device.type not in ("cpu", "cuda") or recipe.train.sure or recipe.adapt.train != "all":
+        return
+    need, room = state_bytes(recipe, config, precision), room_on(device)
+    if need > room:
+        raise UsageError(
+            f"{recipe.model.name or 'The model'} has {cost_of(config).parameters / 1e6:,.0f} million weights; with gradients, moments "
+            f"and average they take {need / 2**30:.1f} GiB, and {device} has {room / 2**30:.1f} GiB free.",
+            hint="a smaller model, train.parallel=fsdp over several devices, or adapt.train=lora; to try all the same: train.sure=true",
+        )
+
+
+def state_bytes(recipe: Recipe, config: Any, precision: Precision) -> int:
+    """Weights, gradients, moments and average of one rank."""
+    spec, full = recipe.optim, 8 if precision.name == "fp64" else 4
+    first = full if spec.momentum_dtype == "float32" else 2
+    second = {"adamw": full, "lamb": full}.get(spec.name, 0)  # adafactor keeps rows and columns of it only
+    each = 2 * full + first + second + (full if recipe.ema.decay is not None else 0)
+    ranks = distributed.world() if recipe.train.parallel == "fsdp" else 1
+    return cost_of(config).parameters * each // ranks
 
 
 def activation_bytes(config: Any, precision: Precision, *, flash: bool, recompute: bool = False, lean: bool = False) -> int:

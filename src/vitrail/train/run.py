@@ -23,7 +23,7 @@ from vitrail.train.distill import Distilled, Teacher
 from vitrail.train.ema import Ema
 from vitrail.train.mae import Mae
 from vitrail.train.masked import MaskedPatches
-from vitrail.train.memory import first_micro_batch
+from vitrail.train.memory import first_micro_batch, question_memory
 from vitrail.train.objective import Objective, Supervised, balanced_weights
 from vitrail.train.optim import Optimizer, build_optimizer
 from vitrail.train.plan import Plan, plan_run
@@ -93,6 +93,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     model = starting_model(recipe, sources.train)
     config: Any = model.config
     question(recipe, sources, config)
+    question_memory(recipe, config, device, precision)
     view, preprocess = TrainView.of(recipe.data, config.image_size), Preprocess.of(recipe.data, config.image_size)
     plan = plan_run(recipe, len(sources.train), steps)
 
