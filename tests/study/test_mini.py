@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from vitrail.cli import vitrail
+from vitrail.data.decode import pixels
 from vitrail.data.source import open_source
 from vitrail.errors import DataError, UsageError
 from vitrail.study.mini import run as running
@@ -116,19 +117,25 @@ def test_held_back_classes_are_spread_and_enough():
         held_back(5)
 
 
+def labelled_pixels(source):
+    """(class name, pixels) of every image."""
+    records = map(source.read, range(len(source)))
+    return sorted((source.classes[r.label], pixels(r.data, where=r.id).tobytes()) for r in records)
+
+
 def test_the_halves_share_no_class_and_lose_no_image(tmp_path):
     up, down = halves(SHAPES, None, tmp_path)
-    whole = open_source(SHAPES, "train")
-    names = [set(half.opened(train=True).classes) for half in (up, down)]
-    assert names[0] | names[1] == set(whole.classes) and not names[0] & names[1]
-    assert sum(len(half.opened(train=True)) for half in (up, down)) == 96
-    assert sum(len(half.opened(train=False)) for half in (up, down)) == 48
-    source = up.opened(train=True)
-    of = {name: set() for name in source.classes}
-    for i in range(len(source)):
-        of[source.classes[source.read(i).label]].add(source.read(i).data)
-    originals = halves(SHAPES, None, tmp_path)[0].opened(train=True)  # again: what is there is used
-    assert len(originals) == len(source) and all(of.values())
+    for train, split in ((True, "train"), (False, "test")):
+        parts = [half.opened(train) for half in (up, down)]
+        assert not set(parts[0].classes) & set(parts[1].classes)
+        assert sorted([*labelled_pixels(parts[0]), *labelled_pixels(parts[1])]) == labelled_pixels(open_source(SHAPES, split))
+
+
+def test_halves_that_are_there_are_used_as_they_are(tmp_path):
+    halves(SHAPES, None, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tar")}
+    halves(SHAPES, None, tmp_path)
+    assert before and before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tar")}
 
 
 def test_with_other_images_to_transfer_to_nothing_is_held_back(tmp_path):

@@ -131,7 +131,9 @@ def _finetuning(cell: Cell, seed: int, setting: Setting, weights: Path | None) -
 
 
 def _placed(recipe: Recipe, half: Half, split: str, steps: int, seed: int) -> Recipe:
-    data: DataSpec = dataclasses.replace(recipe.data, train=half.train, train_split=split, eval=half.test, eval_split=half.test_split)
+    data: DataSpec = dataclasses.replace(
+        recipe.data, train=half.train, train_split=split, eval=half.test, eval_split=half.test_split, workers=half.workers
+    )
     return changed(
         dataclasses.replace(recipe, data=data),
         {
@@ -161,7 +163,8 @@ def _fewshot(weights: Path, setting: Setting) -> float:
     pool = min(POOL * len(whole.classes), len(whole))
     drawn_from = open_source(down.train, f"{down.train_split}[:{pool}]")
     train_features, test_features = (
-        extract_features(model, source, cache=False, device=setting.device) for source in (drawn_from, down.opened(train=False))
+        extract_features(model, source, cache=False, device=setting.device, workers=down.workers)
+        for source in (drawn_from, down.opened(train=False))
     )
     found = fewshot(train=train_features, test=test_features, shots=(SHOTS,), seeds=range(DRAWS), device=setting.device)
     return 100 * fmean(run.accuracy.value for run in found.runs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitrail.errors import DataError, UsageError
 __all__ = ["Half", "halves", "held_back"]
 
 FEWEST, SHARE = 4, 0.2  # downstream classes
+INLINE = 12_000  # test images below which starting decode processes for every cell would cost more than they save
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Half:
 
     def opened(self, train: bool) -> Source:
         return open_source(self.train, self.train_split) if train else open_source(self.test, self.test_split)
+
+    @cached_property
+    def workers(self) -> int | None:
+        """Processes that decode its test images: 0 decodes in this one, None takes one a core."""
+        return 0 if len(self.opened(train=False)) < INLINE else None
 
 
 @dataclass(eq=False)
