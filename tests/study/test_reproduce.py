@@ -131,6 +131,42 @@ def test_an_unfinished_run_another_model_or_unknown_weights_are_not_ours(tmp_pat
     assert not any(e.ours for e in reproduce("table-5", runs=tmp_path).entries)
 
 
+def vtab_file(folder, tasks, how="fine-tuned as in Table 4", official=True, weights="hf://google/vit-large-patch16-224-in21k"):
+    runs = {
+        f"{task} seed {seed}": {"task": task, "seed": seed, "right": 70 + seed, "images": 100, "official": official, "how": how}
+        for task in tasks
+        for seed in (0, 1)
+    }
+    folder.mkdir()
+    (folder / "vtab.json").write_text(json.dumps({"about": {"model": weights}, "runs": runs}))
+
+
+def test_vtab_s_tasks_and_their_mean_come_from_its_own_file(tmp_path):
+    tasks = [column for column in load_target("table-9").columns if column != "Mean"]
+    vtab_file(tmp_path / "all", tasks)
+    nine, two = reproduce("table-9", runs=tmp_path), reproduce("table-2", runs=tmp_path)
+    assert entry(nine, "ViT-L/16", "ImageNet-21k", "dtd").ours == (pytest.approx(70.0), pytest.approx(71.0))
+    assert entry(nine, "ViT-L/16", "ImageNet-21k", "Mean").mean == pytest.approx(70.5)
+    assert entry(two, "ViT-L/16", "ImageNet-21k", "VTAB (19 tasks)").mean == pytest.approx(70.5)
+    assert not entry(nine, "ViT-L/16", "JFT-300M", "dtd").ours
+
+
+def test_vtab_by_another_protocol_from_another_copy_or_in_part_is_no_mean(tmp_path):
+    tasks = [column for column in load_target("table-9").columns if column != "Mean"]
+    vtab_file(tmp_path / "linear", tasks, how="logistic regression on frozen features")
+    vtab_file(tmp_path / "copies", tasks, official=False)
+    vtab_file(tmp_path / "part", tasks[:18])
+    found = reproduce("table-9", runs=tmp_path)
+    assert not entry(found, "ViT-L/16", "ImageNet-21k", "Mean").ours
+    assert len(entry(found, "ViT-L/16", "ImageNet-21k", tasks[0]).ours) == 2
+
+
+def test_table_9_s_columns_are_the_tasks_that_vtab_measures():
+    from vitrail.data.vtab import TASKS
+
+    assert load_target("table-9").columns == (*(task.name for task in TASKS), "Mean")
+
+
 def test_a_folder_that_is_not_there_is_said():
     with pytest.raises(UsageError, match="no folder of runs"):
         reproduce("table-5", runs="/nowhere/at/all")

@@ -2,7 +2,8 @@
 
 A finished fine-tuning run belongs to (row, column) when its recipe is the column's, its model
 the row's, and its weights came from the row's pre-training: from a run of the recipe that
-`pretraining_recipe` names, or from a public checkpoint that the row lists.
+`pretraining_recipe` names, or from a public checkpoint that the row lists. `vitrail vtab` leaves
+one file for all its tasks; of it only official splits and the paper's protocol count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from vitrail.config import list_recipes
 from vitrail.errors import UsageError
 from vitrail.model.names import config_for
-from vitrail.study.targets import Row, Target
+from vitrail.study.targets import Row, Target, load_target
 
 __all__ = ["Finished", "finetuning_recipe", "finished_runs", "ours", "pretraining_recipe"]
 
@@ -28,6 +29,8 @@ FINETUNING = {
     "Oxford-IIIT Pets": "pets",
     "Oxford Flowers-102": "flowers",
 }
+VTAB = "VTAB (19 tasks)"  # of Table 2; the columns of Table 9 are the tasks, and their mean
+AS_PUBLISHED = "fine-tuned as in Table 4"  # what `vitrail vtab` says of the paper's protocol
 PRETRAINING = {"JFT-300M": "jft", "ImageNet-21k": "imagenet21k", "ImageNet": "imagenet"}
 
 
@@ -72,11 +75,11 @@ def finetuning_recipe(target: Target, row: Row, column: str) -> str | None:
 
 
 def finished_runs(folder: str | Path) -> list[Finished]:
-    """Every finished supervised run at or below a folder."""
+    """Every finished supervised run, and every measured task of VTAB, at or below a folder."""
     top = Path(folder)
     if not top.is_dir():
         raise UsageError(f"{folder} is no folder of runs.", hint="--runs is where `vitrail train --out` wrote, or a folder above it")
-    return list(_finished(top))
+    return [*_finished(top), *_vtab(top)]
 
 
 def _finished(top: Path) -> Iterator[Finished]:
@@ -96,12 +99,37 @@ def _finished(top: Path) -> Iterator[Finished]:
             continue  # not a run of ours, or one that is being written
 
 
+def _vtab(top: Path) -> Iterator[Finished]:
+    """The tasks of each vtab.json; their mean too, for a seed that has all of them."""
+    tasks = set(load_target("table-9").columns) - {"Mean"}
+    for path in sorted(top.rglob("vtab.json")):
+        try:
+            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            weights, runs = (
+                str(told["about"]["model"]),
+                [run for run in told["runs"].values() if run["official"] and run["how"] == AS_PUBLISHED],
+            )
+            found: dict[int, dict[str, float]] = {}
+            for run in runs:
+                found.setdefault(int(run["seed"]), {})[run["task"]] = run["right"] / run["images"]
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            continue
+        for seed, by_task in found.items():
+            if tasks <= by_task.keys():
+                by_task["Mean"] = sum(by_task[task] for task in tasks) / len(tasks)
+            for task, top1 in by_task.items():
+                yield Finished(path.parent, f"vtab:{task}", "", weights, seed, top1)
+
+
 def ours(target: Target, row: Row, column: str, runs: list[Finished]) -> tuple[Finished, ...]:
     """The runs that belong to a number of the paper."""
-    recipe = finetuning_recipe(target, row, column)
-    if recipe is None:
+    if target.name == "table-9" or column == VTAB:
+        recipe = f"vtab:{'Mean' if column == VTAB else column}"
+        return tuple(run for run in runs if run.recipe == recipe and _came_from(run, row))
+    named = finetuning_recipe(target, row, column)
+    if named is None:
         return ()
-    return tuple(run for run in runs if run.recipe == recipe and _same_model(run.model, row) and _came_from(run, row))
+    return tuple(run for run in runs if run.recipe == named and _same_model(run.model, row) and _came_from(run, row))
 
 
 def _same_model(name: str, row: Row) -> bool:

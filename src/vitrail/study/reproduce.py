@@ -81,7 +81,8 @@ class Reproduction:
 
     def cost(self) -> RunCost | None:
         """Of all the runs that are "ours"; their pre-training is not in it."""
-        paths = dict.fromkeys(run.path for entry in self.entries for run in entry.runs)
+        found = dict.fromkeys(run.path for entry in self.entries for run in entry.runs)
+        paths = [path for path in found if (path / "run.json").is_file()]
         if not paths:
             return None
         from vitrail.study.cost import RunCost, cost_of_run  # imports torch, which a table alone does not need
@@ -251,7 +252,7 @@ def _commands(target: Target) -> list[str]:
     if target.inspect:
         lines.append("vitrail inspect hf://google/vit-large-patch16-224-in21k --images photos/   (draws it from public weights)")
     if target.bench:
-        lines.append(f"vitrail bench   (measures speed and largest batch; the paper's models: {target.bench})")
+        lines.append(f"vitrail bench {target.bench} --sweep   (speed and largest batch on the machine at hand)")
     open_rows = [row for row in target.rows if row.weights or (pretraining_recipe(row) and row.pretrain != "JFT-300M")]
     for row in open_rows:
         recipes = list(dict.fromkeys(filter(None, (finetuning_recipe(target, row, column) for column in target.columns))))
