@@ -40,7 +40,7 @@ GOAL = 0.03
 WARM = 20  # steps of a round before its clock starts
 SMALL = [  # nothing but the model takes time: on a CPU, drawing other operations for every batch would be measured too
     "model.name=mu/8", "model.image_size=32", "data.train=builtin:shapes?n=2048&size=32&classes=10&test=16", "train.batch_size=256",
-    "augment.randaugment=none", "augment.erasing=0", "augment.mixup=0", "augment.cutmix=0",
+    "data.workers=0", "augment.randaugment=none", "augment.erasing=0", "augment.mixup=0", "augment.cutmix=0",
 ]  # fmt: skip
 
 

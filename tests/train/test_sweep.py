@@ -1,6 +1,7 @@
 """The paper's choice of a learning rate: on images held out of training, then on all of them."""
 
 import json
+import socket
 
 import pytest
 import torch
@@ -8,7 +9,10 @@ import torch
 from vitrail.cli import main
 from vitrail.config import from_dict
 from vitrail.errors import NumericsError, UsageError
+from vitrail.model.variants import create_model
 from vitrail.train.sweep import splits_for, sweep
+from vitrail.weights.load import load_model
+from vitrail.weights.store import save_model
 
 DATA = "builtin:shapes?n=80&size=32&classes=4&test=16"
 
@@ -127,3 +131,40 @@ def test_nothing_to_choose_between_is_a_usage_error(tmp_path, capsys):
     assert main(["sweep", "fashion-quick", "--out", str(tmp_path / "run")]) == 2
     assert "optim.lr=0.003,0.01,0.03" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_and_pictures_alone_are_swept_over_the_rates_of_table_4(tmp_path, capsys):
+    path = save_model(create_model("mu/16", classes=7, image_size=32, depth=1), tmp_path / "mu.safetensors")
+    arguments = ["sweep", "--model", str(path), "--data", DATA, "data.workers=0", "train.batch_size=16", "--steps", "2", "--seeds", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "run"), "--quiet", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rates = [trial["point"]["optim.lr"] for trial in told["trials"]]
+    assert len(rates) == 4 and [rate / rates[0] for rate in rates] == pytest.approx([1, 3, 10, 30])
+    assert told["splits"]["dev"] == "train[90%:]" and told["splits"]["test"] == "test" and told["finals"][0]["images"] == 16
+    assert load_model(told["weights"]).card.classes == ("circle", "square", "triangle", "cross")
+
+
+def test_two_ranks_share_every_run_of_a_sweep(tiny, tmp_path):
+    command = [
+        "sweep",
+        tiny.recipe,
+        "optim.lr=0.001,0.003",
+        "train.steps=3",
+        "--seeds",
+        "1",
+        "--dev-percent",
+        "25",
+        "--out",
+        tmp_path / "run",
+    ]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [tiny.warm.start(command, env={**where, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(2)]
+    done = [child.wait(120) for child in ranks]
+    assert [d.code for d in done] == [0, 0], done[0].text
+    assert "over 1 seed" in done[0].text and "mean" not in done[1].text
+    book = json.loads((tmp_path / "run" / "sweep.json").read_text())
+    assert len(book["trials"]) == 2 and len(book["finals"]) == 1
+    assert of_run(tmp_path / "run/trials/optim.lr=0.001")["world"] == 2

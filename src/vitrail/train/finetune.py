@@ -141,7 +141,7 @@ def finetune(
     recipe = override(plan.recipe, overrides)
     for line in plan.reasons if say is not None else ():
         say(line)
-    linear = None if facts.multilabel else _yardstick(base, facts, place)
+    linear = None if facts.multilabel else _yardstick(base, facts, place, recipe.train.precision, progress)
     del base
     result = train(recipe, folder, resume=resume, device=device, progress=progress)
     return _conclude(weights, facts, plan, folder, result, linear, start, place, report)
@@ -192,11 +192,14 @@ def _conclude(
     )  # fmt: skip
 
 
-def _yardstick(model: Any, facts: Facts, place: torch.device) -> Interval | None:
+def _yardstick(model: Any, facts: Facts, place: torch.device, precision: str, progress: bool) -> Interval | None:
     """Accuracy of the frozen features with the paper's closed-form classifier: what fine-tuning should beat."""
     splits = (facts.train_split, facts.test_split)
     train, test = (
-        extract_features(model, _some(facts.address, split, PROBE_IMAGES), cache=False, device=str(place)).labelled() for split in splits
+        extract_features(
+            model, _some(facts.address, split, PROBE_IMAGES), cache=False, device=str(place), precision=precision, progress=progress
+        ).labelled()
+        for split in splits
     )
     model.to("cpu")
     if len(set(train.labels.tolist())) < 2 or not len(test):
