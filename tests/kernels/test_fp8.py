@@ -261,7 +261,7 @@ def test_frozen_layers_stay_within_the_rounding_of_e4m3():
     expected = linear(x)
     found = freeze_fp8(model).blocks[0].mlp.fc1(x)
     error = (found.float() - expected).norm(dim=1) / expected.norm(dim=1)
-    assert found.dtype == torch.bfloat16 and error.max() < 0.06  # every token by itself: each has its own scale
+    assert found.dtype == torch.float32 and error.max() < 0.06  # every token by itself: each has its own scale
 
 
 def test_a_token_that_is_not_finite_does_not_spoil_the_others():

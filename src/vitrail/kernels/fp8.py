@@ -142,6 +142,8 @@ def product(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *, fast: bool = True
 ) -> Tensor:
     """a (M, K) by rows times b (K, N) by columns, both fp8, times both scales. fast: partial sums in fewer bits (Hopper)."""
+    if a.is_cuda and bias is not None and dtype == torch.float32:  # the library adds a bias to half precision only
+        return product(a, b, scale_a, scale_b, dtype, fast=fast) + bias
     if a.is_cuda:
         return torch._scaled_mm(
             a, b, scale_a=scale_a, scale_b=scale_b, bias=None if bias is None else bias.to(dtype), out_dtype=dtype, use_fast_accum=fast
@@ -187,9 +189,13 @@ class LinearFp8(torch.autograd.Function):
 
 def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, probe: Tensor) -> Tensor:
     """x w^T + b through fp8, in autocast's precision. scale (2): of x and of the gradient; probe (2): see `Scales`."""
-    autocast = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    return LinearFp8.apply(x, weight, bias, scale, probe, dtype)
+    return LinearFp8.apply(x, weight, bias, scale, probe, wanted(x))
+
+
+def wanted(x: Tensor) -> torch.dtype:
+    """The precision in which a linear layer answers here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class Fp8Linear(nn.Linear):
@@ -308,6 +314,7 @@ class FrozenFp8(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().float()
         inverse = (weight.abs().amax(1, keepdim=True) / torch.finfo(E4M3).max).clamp_min(TINY)
         self.register_buffer("weight", (weight / inverse).to(E4M3))
@@ -319,7 +326,7 @@ class FrozenFp8(nn.Module):
         inverse = (flat.abs().amax(1, keepdim=True) / torch.finfo(E4M3).max).clamp_min(TINY)
         x8 = (flat / inverse).to(E4M3)  # within the type by construction; NaN stays NaN
         y = product(x8, self.weight.t(), inverse, self.inverse, torch.bfloat16, self.bias)  # type: ignore[operator, arg-type]
-        return y.unflatten(0, x.shape[:-1])
+        return y.unflatten(0, x.shape[:-1]).to(wanted(x))
 
 
 def freeze_fp8(model: nn.Module) -> nn.Module:
