@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import platform
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,11 @@ import torch
 
 from vitrail.errors import VitrailError
 from vitrail.model.variants import create_model
+from vitrail.ship.export import metadata, trace, write
 from vitrail.ship.fast import Choice, candidates, choose, exact_runtime
 from vitrail.ship.predictor import Predictor
+from vitrail.ship.quantise import KEPT_FLOAT, fold_weights, to_int8
+from vitrail.ship.runtimes import OnnxRuntime
 
 
 def timm_model(size: int) -> Callable[[np.ndarray], object] | None:
@@ -68,6 +72,17 @@ def ours(predictor: Predictor, choice: Choice) -> dict[str, Callable[[np.ndarray
     return ways
 
 
+def int8(predictor: Predictor, images: np.ndarray) -> Callable[[np.ndarray], object]:
+    """ONNX Runtime with dense layers in int8. Its speed only: what it costs in accuracy is measured by `vitrail export`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write(trace(predictor, dynamic=False, preprocess=False), folder / "m.onnx", "onnx", metadata(predictor, False))
+        products = fold_weights(folder / "m.onnx", folder / "folded.onnx")
+        chosen = [node for layer, node in products.items() if layer not in KEPT_FLOAT]
+        to_int8(folder / "folded.onnx", folder / "int8.onnx", images, chosen)
+        return OnnxRuntime(folder / "int8.onnx")
+
+
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -85,6 +100,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="runtimes to try, with commas between; default: all")
+    parser.add_argument("--int8", action="store_true", help="ONNX Runtime in int8 too")
     parser.add_argument("--json", default=None)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -98,6 +114,8 @@ def main() -> None:
     choice = choose(predictor, batch_size=options.batch, names=options.only)
     print(choice, flush=True)
     ways = ours(predictor, choice)
+    if options.int8:
+        ways["onnxruntime int8"] = int8(predictor, images)
     peers = (("timm eager fp32", timm_model), ("transformers eager fp32", transformers_model)) if options.model == "B/16" else ()
     for name, make in peers:
         if way := make(rows):

@@ -136,6 +136,16 @@ def test_without_images_shapes_are_drawn_and_the_report_says_so():
     assert len(report.images.ids) == 8 and any("shapes were drawn" in note for note in report.notes)
 
 
+def test_another_size_than_the_weights_can_be_looked_at(tmp_path, photos):
+    from vitrail.weights.store import save_model
+
+    save_model(small("class token", classes=4).float(), tmp_path / "model.safetensors")
+    report = inspect(tmp_path / "model.safetensors", photos / "dog" / "2.jpg", image_size=(24, 40))
+    assert report.model["grid"] == [6, 10] and report.shown.rollout.shape == (1, 6, 10)
+    with pytest.raises(UsageError, match="image_size="):
+        inspect(small("class token").float(), photos, image_size=24)
+
+
 def test_one_image_file_is_enough(photos):
     report = inspect(small("map").float(), photos / "dog" / "2.jpg")
     assert report.images.labels is None and report.shown.rollout.shape == (1, 3, 5)
@@ -170,10 +180,24 @@ def test_the_command_writes_the_page_and_prints_json(tmp_path, capsys, monkeypat
     save_model(small("class token", classes=4).float(), tmp_path / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     assert (
-        cli.main(["inspect", "model.safetensors", "--images", "builtin:shapes?size=24&classes=4", "--count", "8", "--show", "2", "--json"])
+        cli.main(
+            [
+                "inspect",
+                "model.safetensors",
+                "--images",
+                "builtin:shapes?size=24&classes=4",
+                "--count",
+                "8",
+                "--show",
+                "2",
+                "--image-size",
+                "16x20",
+                "--json",
+            ]
+        )
         == 0
     )
     printed = json.loads(capsys.readouterr().out)
     assert printed["page"] == "inspect-model/report.html" and (tmp_path / printed["page"]).exists()
-    assert len(printed["attention"]) == 12 and printed["images"] == 8
+    assert len(printed["attention"]) == 12 and printed["images"] == 8 and printed["model"]["grid"] == [4, 5]
     assert cli.main(["inspect", "no-such-file"]) == 5

@@ -79,6 +79,12 @@ def test_with_an_empty_box_one_sentence_says_what_to_name(empty_box, command, ar
     assert "no weights were named" in error.message and "timm://" in error.hint
 
 
+def test_asking_for_the_default_loads_no_torch():
+    """The parent of `vitrail serve` asks, and stays small."""
+    code = "import sys; from vitrail.weights.hub import builtin_names; builtin_names(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 @pytest.mark.parametrize(
     "weights", ["timm://vit_tiny_patch16_224", "hf://google/vit-base-patch16-224", "m.safetensors", "builtin:small", "run"]
 )

@@ -7,7 +7,7 @@ import click
 from vitrail.cli import emit
 
 
-def _size(text: str | None) -> int | tuple[int, int] | None:
+def size_of(text: str | None) -> int | tuple[int, int] | None:
     """ "384" or "384x256" (rows x columns)."""
     if text is None:
         return None
@@ -42,5 +42,5 @@ def command(source: str, destination: str, to: str, image_size: str | None, as_j
     """
     from vitrail.weights.convert import convert
 
-    report = convert(source, destination, to=to, image_size=_size(image_size), **options)  # type: ignore[arg-type]
+    report = convert(source, destination, to=to, image_size=size_of(image_size), **options)  # type: ignore[arg-type]
     emit(report, as_json)

@@ -7,6 +7,7 @@ import re
 import click
 
 from vitrail.cli import emit
+from vitrail.commands.convert import size_of
 
 
 @click.command("inspect")
@@ -17,6 +18,7 @@ from vitrail.cli import emit
 @click.option("--count", default=128, show_default=True, type=click.IntRange(1), help="Images for statistics, features and mistakes.")
 @click.option("--show", default=8, show_default=True, type=click.IntRange(1), help="Images that are drawn with their maps.")
 @click.option("--tsne/--pca", default=True, show_default=True, help="The map of the images: neighbours, or principal components.")
+@click.option("--image-size", default=None, help="Pixels, 384 or 384x256: look at another size; positions are resampled to it.")
 @click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def command(
@@ -27,6 +29,7 @@ def command(
     count: int,
     show: int,
     tsne: bool,
+    image_size: str | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -43,7 +46,8 @@ def command(
 
         weights = default_model()
     out = out or f"inspect-{folder_name(weights)}"
-    report = inspect(weights, images, out=out, split=split, count=count, show=show, tsne=tsne, device=device)
+    size = size_of(image_size)
+    report = inspect(weights, images, out=out, split=split, count=count, show=show, tsne=tsne, image_size=size, device=device)
     emit(report, as_json)
 
 

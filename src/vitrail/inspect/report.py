@@ -151,6 +151,7 @@ def inspect(
     count: int = 128,
     show: int = 8,
     tsne: bool = True,
+    image_size: int | tuple[int, int] | None = None,
     device: str | None = None,
 ) -> Report:
     """Look inside a model: filters, positions, attention, features and mistakes.
@@ -163,9 +164,10 @@ def inspect(
     count     images for the statistics, features and mistakes, spread evenly over the source (the paper took 128)
     show      how many of them are drawn with their maps
     tsne      the map of the set keeps neighbours (t-SNE); False: it is of the first two principal components
+    image_size  to look at another size than the weights'; positions are resampled to it
     device    where to run weights that are loaded here; a model stays where it is
     """
-    loaded, name = opened(model, device)
+    loaded, name = opened(model, device, image_size)
     notes: list[str] = []
     with evaluating(loaded):
         pictures = open_pictures(images, preprocess_of(loaded), split=split, count=count)
@@ -198,14 +200,16 @@ def inspect(
 # ---- what is looked at ----
 
 
-def opened(model: nn.Module | str | os.PathLike, device: str | None) -> tuple[nn.Module, str]:
+def opened(model: nn.Module | str | os.PathLike, device: str | None, image_size: Any) -> tuple[nn.Module, str]:
     """A model and what to call it."""
     if isinstance(model, nn.Module):
+        if image_size is not None:
+            raise UsageError("image_size= is for weights that are loaded here.", hint="model.resize(image_size) before")
         card = getattr(model, "card", None)
         return model, getattr(card, "name", "") or type(model).__name__
     from vitrail.weights.load import load_model
 
-    loaded = load_model(model)
+    loaded = load_model(model, image_size=image_size)
     return loaded.to(pick_device(device)), getattr(loaded.card, "name", "") or Path(os.fspath(model)).name  # type: ignore[union-attr]
 
 
