@@ -93,7 +93,7 @@ class Pipeline:
         self.workers, self.threads, self.stall_timeout_s = workers, threads, stall_timeout_s
         self.prefetch = max(1, prefetch)
         self.pin = torch.cuda.is_available() if pin is None else pin
-        self.chunk = max(1, min(CHUNK, -(-share // max(1, AHEAD * workers))))
+        self.chunk = max(1, min(CHUNK, -(-share // max(1, workers))))
         self.feeder: _Feeder | None = None
         self._closed = False
 
@@ -251,7 +251,7 @@ class _Feeder:
                 hand.since = time.monotonic()
             hand.errands.append(chunk)
             with contextlib.suppress(OSError):  # it is dead: its end of the pipe will say so
-                hand.conn.send((chunk.step.slot, chunk.offset, chunk.positions))
+                hand.conn.send((chunk.step.slot, chunk.offset, chunk.positions.tobytes()))
 
     def _listen(self, number: int) -> None:
         hand = self.hands[number]
@@ -265,7 +265,7 @@ class _Feeder:
             hand.ready, self.false_starts = True, 0
         elif kind == "filled":
             with self.lock:
-                self._finish(hand.errands.popleft(), value)
+                self._finish(hand.errands.popleft(), Filled.unpacked(value))
         elif kind == "memory":
             hand.end()
             self._replace(number, "ran out of memory")

@@ -130,13 +130,14 @@ def serve(conn: Connection, maker: Maker, slab: np.ndarray, progress: np.ndarray
     with contextlib.suppress(EOFError, OSError):  # the other side has gone: so do we
         conn.send(("ready", os.getpid()))
         while True:
-            slot, offset, positions = conn.recv()
+            slot, offset, packed = conn.recv()
+            positions = np.frombuffer(packed, np.int64)
             conn.send(_fill(maker, positions, slab[slot, offset : offset + len(positions)], begin))
 
 
 def _fill(maker: Maker, positions: np.ndarray, out: np.ndarray, begin: Any) -> tuple[str, Any]:
     try:
-        return "filled", maker.fill(positions, out, begin)
+        return "filled", maker.fill(positions, out, begin).packed()
     except MemoryError:
         return "memory", None
     except VitrailError as error:

@@ -32,6 +32,15 @@ class Filled:
     valid: np.ndarray  # bool
     bad: list[Bad]
 
+    def packed(self) -> tuple[bytes, bytes, list[Bad]]:
+        """For a pipe: pickling two small arrays costs ten times as much as pickling their bytes."""
+        return self.index.astype(np.int64, copy=False).tobytes(), self.valid.tobytes(), self.bad
+
+    @classmethod
+    def unpacked(cls, packed: tuple[bytes, bytes, list[Bad]]) -> Filled:
+        index, valid, bad = packed
+        return cls(np.frombuffer(index, np.int64), np.frombuffer(valid, bool), bad)
+
 
 class Maker(Protocol):
     shape: tuple[int, int, int]  # of one slot: rows, columns, channels
