@@ -224,7 +224,7 @@ def test_the_command_prints_the_report_and_json(tmp_path, capsys):
     [
         (["--to", "nzp"], 2, "did you mean 'npz'"),
         (["--to", "npz", "--image-size", "big"], 2, "384x256"),
-        (["--to", "npz", "--style", "new"], 2, "has no style 'new'"),
+        (["--to", "npz", "--style", "new"], 2, "no style 'new' of Google's vit_jax is known"),
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments, code, said, tmp_path, capsys):

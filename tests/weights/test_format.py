@@ -28,6 +28,9 @@ def test_every_origin_has_a_name_a_title_and_marks():
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UsageError, match="did you mean 'timm'"):
         format_named("tim")
+    with pytest.raises(UsageError) as refusal:
+        format_named("pickle")
+    assert str(refusal.value).endswith("one of: vitrail, npz, big_vision, bit, bit_paper, bit_v1, timm, hf, torchvision")  # once each
 
 
 def test_an_unknown_file_is_told_apart_by_its_nearest_origin():

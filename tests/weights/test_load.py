@@ -65,6 +65,9 @@ def test_what_is_not_there_is_said_with_the_way_to_the_hub():
     with pytest.raises(CheckpointError, match="no such file") as refusal:
         vitrail.load_model("google/vit-base-patch16-224")
     assert "hf://google/vit-base-patch16-224" in str(refusal.value)
+    with pytest.raises(CheckpointError, match="no such file") as refusal:
+        vitrail.load_model("folder/model.npz")  # a file meant, and no repository
+    assert "folder/model.npz" in str(refusal.value) and "hf://folder" not in str(refusal.value)
 
 
 def test_a_pinned_hash_is_held_against_the_file(ours):

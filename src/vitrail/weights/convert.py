@@ -110,7 +110,10 @@ def convert(
     else:
         model, said = load_model(source, **options), str(source)
     if isinstance(model, Unsettled) and model.config.position == "learned":
-        raise UsageError(f"{said}: the grid of its positions is not in the file.", hint="pass image_size=(rows, columns)")
+        raise UsageError(
+            f"{said}: the grid of its positions is not in the file.",
+            hint="pass image_size=(rows, columns), on the command line --image-size ROWSxCOLUMNS",
+        )
     card = getattr(model, "card", None)
     writer = _Ours(model, card) if to == "vitrail" else _Theirs(model, card, _choose(to, model.config, card), style)
     target = _target(Path(destination), str(destination), writer.filename)
@@ -215,7 +218,11 @@ class _Theirs:
         origin, _, spelled = (card.origin if card else "").partition(":")
         self.style = style or (spelled if origin == form.name and spelled else form.styles[0])
         if self.style not in form.styles:
-            raise UsageError(f"{form.title} has no style {self.style!r}.", hint=f"one of: {', '.join(s for s in form.styles if s)}")
+            known = ", ".join(spelling for spelling in form.styles if spelling)
+            raise UsageError(
+                f"no style {self.style!r} of {form.title} is known.",
+                hint=f"one of: {known}" if known else "leave the style out: it has one",
+            )
         self.form, self.filename = form, form.filename
         self.title = f"{form.name}:{self.style}" if self.style != form.styles[0] else form.name
         self.config, self.state, self.folded = form.fold(model.config, weights_of(model))

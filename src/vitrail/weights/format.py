@@ -96,6 +96,7 @@ class Format(ABC):
     never: tuple[str, ...] = ()  # and none that matches one of these
     ignored: tuple[str, ...] = ()  # names that are no parameter of the image model: left out, and reported
     styles: tuple[str, ...] = ("",)  # spellings of the same names (generations); the first is written by default
+    written: bool = True  # False: read only
 
     # ---- reading ----
 
@@ -180,7 +181,7 @@ def format_named(name: str) -> Format:
     for known in formats():
         if known.name == name:
             return known
-    names = ["vitrail", *(known.name for known in formats())]
+    names = list(dict.fromkeys(["vitrail", *(known.name for known in formats() if known.written)]))
     raise UsageError(f"no weight format is called {name!r}{nearest(name, names)}.", hint=f"one of: {', '.join(names)}")
 
 
@@ -253,7 +254,7 @@ def heads_for(view: Archive, width: int, said: int | None) -> int:
     if heads is None:
         raise CheckpointError(
             f"{view.path}: the number of heads is not in the file, and a width of {width} is no multiple of 64 to infer it from.",
-            hint="pass heads=, for example heads=12",
+            hint="pass heads=, for example heads=12 (or once and for all: vitrail convert FILE OUT --to vitrail --heads 12)",
         )
     if heads < 1 or width % heads:
         raise CheckpointError(f"{view.path}: a width of {width} does not divide into heads={heads}.", hint="pass another heads=")

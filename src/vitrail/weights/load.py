@@ -163,6 +163,10 @@ def _absent(where: str) -> VitrailError:
     try:
         config_for(where)
     except UsageError:
+        if where.endswith(SUFFIXES):
+            return CheckpointError(
+                f"{where}: no such file.", hint="check the path, or pass a URI (hf://, timm://, gs://, https://, builtin:)"
+            )
         near = f"on the Hugging Face hub: hf://{where}" if re.fullmatch(r"[\w.-]+/[\w.-]+", where) else f"a model of timm: timm://{where}"
         return CheckpointError(
             f"{where}: no such file or folder.", hint=f"weights are a path or a URI (hf://, timm://, gs://, https://, builtin:); {near}"

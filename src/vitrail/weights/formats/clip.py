@@ -66,6 +66,7 @@ class OpenClip(Format):
     """OpenAI's and OpenCLIP's own VisionTransformer."""
 
     name = "clip"
+    written = False
     title = "CLIP's image tower (OpenAI, OpenCLIP)"
     marks = (
         r"^visual\.class_embedding$",
@@ -146,6 +147,7 @@ class TimmTower(Timm):
     """OpenCLIP with a tower of timm (SigLIP and others)."""
 
     name = "clip"
+    written = False
     title = "OpenCLIP's image tower (timm's)"
     ignored = TEXT
 
@@ -175,6 +177,7 @@ class TransformersTower(Format):
     """CLIPVisionModel, SiglipVisionModel and their whole models."""
 
     name = "clip"
+    written = False
     title = "transformers' CLIP or SigLIP image tower"
     marks = (
         r"^embeddings\.patch_embedding\.weight$",

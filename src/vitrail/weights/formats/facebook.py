@@ -63,6 +63,7 @@ class Facebook(Timm):
     name = "facebook"
     title = "the original files of DeiT, DINO, MAE and DINOv2"
     container = "pickle"
+    written = False
     filename = "model.pth"
     never = (r"rel_pos", r"relative_position", r"rope", r"^freqs", r"^blocks\.0\.attn\.q_bias$", r"^patch_embed\.backbone\.")
     ignored = (r"^mask_token$", r"^decoder_", r"^head\.(mlp|last_layer)\.", r"^dino_head\.", r"^ibot_head\.")
