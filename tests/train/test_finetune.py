@@ -1,13 +1,15 @@
 """The practitioner's command from end to end, on a small machine's scale."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from vitrail.cli import main
 from vitrail.config import AdaptSpec
+from vitrail.evaluate.intervals import wilson
 from vitrail.model.variants import create_model
-from vitrail.train.finetune import finetune
+from vitrail.train.finetune import FinetuneResult, finetune
 from vitrail.train.proposal import Wishes
 from vitrail.weights.load import load_model
 from vitrail.weights.store import save_model
@@ -55,6 +57,24 @@ def test_low_rank_updates_leave_a_plain_model(weights, tmp_path):
 def test_early_stopping_reports_the_best_weights_on_images_it_did_not_look_at(weights, tmp_path):
     result = run(weights, tmp_path / "run", early_stop=2)
     assert result.chosen == "best" and result.images > 0
+
+
+@pytest.mark.parametrize(
+    ("hits", "linear", "said"),
+    [
+        (90, 80, "lies above both"),
+        (60, 80, "Yours is lower: try"),
+        (35, 30, "not surely better than the first"),
+        (95, None, "gives 33.0 %"),
+    ],
+)
+def test_a_result_is_held_against_what_the_same_data_gives_without_training(hits, linear, said):
+    measured = None if linear is None else wilson(linear, 100)
+    result = FinetuneResult(
+        "w", "d", Path("run"), wilson(hits, 100), 100, 0, "last", 0.33, measured, 10, 1.0, None, (), None
+    )  # fmt: skip
+    assert said in result.verdict()
+    assert ("try" in result.verdict() or "right" in result.verdict()) == (hits in (60, 35))
 
 
 def test_the_summary_says_where_everything_is_and_what_to_type_next(weights, tmp_path):

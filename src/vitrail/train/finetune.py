@@ -59,13 +59,15 @@ class FinetuneResult:
 
     def verdict(self) -> str:
         """What to expect on this data, measured on it, and where this result stands."""
-        if self.linear is None:
-            return f"always saying the largest class would give {100 * self.majority:.1f} %"
-        known = (
-            f"always saying the largest class gives {100 * self.majority:.1f} %, the frozen features with a linear classifier "
-            f"{self.linear.percent(1)}; fine-tuning usually lies above both"
-        )
-        if self.accuracy.high < self.linear.low:
+        known = f"always saying the largest class gives {100 * self.majority:.1f} %"
+        if self.linear is not None:
+            known += f", the frozen features with a linear classifier {self.linear.percent(1)}; fine-tuning usually lies above both"
+        if self.accuracy.low <= self.majority:
+            return known + (
+                ". Yours is not surely better than the first: are the labels right (`vitrail data check`), can the classes be told apart "
+                "at this size (--image-size), are the held-out images enough? `vitrail sweep` chooses the rate"
+            )
+        if self.linear is not None and self.accuracy.high < self.linear.low:
             return known + (
                 ". Yours is lower: try a lower --lr, more --minutes or --steps, or --train head; "
                 "`vitrail data check` finds wrong labels, `vitrail sweep` chooses the rate"
