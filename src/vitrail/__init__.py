@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "create_model": "vitrail.weights.create",
     "list_models": "vitrail.model.variants",
+    "catalogue": "vitrail.model.catalogue",
+    "describe": "vitrail.model.catalogue",
     "load_model": "vitrail.weights.load",
     "save_model": "vitrail.weights.store",
     "convert": "vitrail.weights.convert",
@@ -33,6 +35,8 @@ _PUBLIC = {
     "predict": "vitrail.ship.predict",
     "Predictor": "vitrail.ship.predictor",
     "export": "vitrail.ship.export",
+    "push": "vitrail.ship.push",
+    "bench": "vitrail.study.bench",
     "push": "vitrail.ship.push",
     "doctor": "vitrail.study.doctor",
     "reproduce": "vitrail.study.reproduce",
