@@ -1,17 +1,20 @@
 """The small studies: the paper's factors, matched compute, cells that are not run twice, verdicts by intervals."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from vitrail.cli import vitrail
 from vitrail.data.decode import pixels
 from vitrail.data.source import open_source
 from vitrail.errors import DataError, UsageError
+from vitrail.model.variants import create_model
 from vitrail.study.mini import run as running
-from vitrail.study.mini.cells import changed
+from vitrail.study.mini.cells import cell_file, changed
 from vitrail.study.mini.design import at_least, compare
 from vitrail.study.mini.designs import DESIGNS, PARTS, design
 from vitrail.study.mini.halves import halves, held_back
@@ -30,10 +33,21 @@ SHAPES = "builtin:shapes?n=96&test=48&size=20&classes=8"
 def test_every_design_has_models_that_can_be_built_and_names_of_its_own(name, size):
     found = design(name, scale_of(size))
     names = [cell.name for cell in found.cells]
-    assert len(set(names)) == len(names) >= 3
+    assert len({cell_file(cell, 0, Path("out")) for cell in found.cells}) == len(names) >= 3
     assert all(macs_of(cell.model) > 0 for cell in found.cells)
     verdicts = found.judge({name: [50.0 + k, 51.0 + k, 52.0 + k] for k, name in enumerate(names)})
     assert verdicts and all(verdict.found for verdict in verdicts)
+
+
+@pytest.mark.parametrize("size", SCALES)
+def test_every_model_of_every_design_sees_an_image(size):
+    scale = scale_of(size)
+    models = {repr(cell.model): cell.model for name in DESIGNS for cell in design(name, scale).cells}
+    image = torch.zeros(1, 3, scale.side, scale.side)
+    with torch.no_grad():
+        for model in models.values():
+            built = create_model(model.name, classes=5, image_size=model.image_size, **model.options)
+            assert built(image).shape == (1, 5)
 
 
 @pytest.mark.parametrize("size", SCALES)

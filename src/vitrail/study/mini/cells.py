@@ -31,7 +31,7 @@ from vitrail.study.mini.scale import Scale, config
 from vitrail.train.loop import TrainResult, train
 from vitrail.weights.load import load_model
 
-__all__ = ["CellResult", "Setting", "run_cell"]
+__all__ = ["CellResult", "Setting", "cell_file", "run_cell"]
 
 SHOTS, DRAWS, POOL = 5, 10, 25  # few-shot: images a class, draws averaged, images a class to draw from
 LABELLED = 20  # per cent of the downstream training images that fine-tuning gets
@@ -73,11 +73,10 @@ class CellResult:
 
 def run_cell(cell: Cell, seed: int, setting: Setting) -> CellResult:
     """The result, from its file if it is there."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", cell.name).strip("-") + f"-s{seed}"
-    done = setting.out / "cells" / f"{name}.json"
+    done = cell_file(cell, seed, setting.out)
     if done.is_file():
         return CellResult(**json.loads(done.read_text(encoding="utf-8")))
-    folder, began, device = setting.out / "runs" / name, time.monotonic(), pick_device(setting.device)
+    folder, began, device = setting.out / "runs" / done.stem, time.monotonic(), pick_device(setting.device)
     energy = joules(device)
     stages = [] if cell.pretrain == "none" else [_train(_pretraining(cell, seed, setting), folder / "pretrain", setting)]
     weights = stages[0].model if stages else None
@@ -99,6 +98,12 @@ def run_cell(cell: Cell, seed: int, setting: Setting) -> CellResult:
     for checkpoints in folder.glob("*/checkpoints"):
         shutil.rmtree(checkpoints)
     return result
+
+
+def cell_file(cell: Cell, seed: int, out: Path) -> Path:
+    """Where a cell's result is, once it is finished."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", cell.name).strip("-")
+    return out / "cells" / f"{name}-s{seed}.json"
 
 
 def _train(recipe: Recipe, folder: Path, setting: Setting) -> TrainResult:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from vitrail.runtime.device import describe_device, pick_device
 from vitrail.runtime.disk import write_atomic
 from vitrail.runtime.lock import RunLock
 from vitrail.runtime.progress import Progress, duration
-from vitrail.study.mini.cells import CellResult, Setting, run_cell
+from vitrail.study.mini.cells import CellResult, Setting, cell_file, run_cell
 from vitrail.study.mini.design import Cell
 from vitrail.study.mini.designs import design
 from vitrail.study.mini.halves import halves
@@ -92,12 +91,15 @@ def study(
 def _run(setting: Setting, seeds: int, line: Progress) -> list[CellResult]:
     """Seed by seed, so that a study that is stopped has whole rounds."""
     todo = [(cell, seed) for seed in range(seeds) for cell in setting.design.cells]
-    results, began = [], time.monotonic()
+    missing = [one for one in todo if not cell_file(*one, setting.out).is_file()]
+    results, ran, spent = [], 0, 0.0
     for number, (cell, seed) in enumerate(todo, 1):
         result = run_cell(cell, seed, setting)
         results.append(result)
-        left = duration((time.monotonic() - began) / number * (len(todo) - number))
-        line.say(f"{number}/{len(todo)}  {cell.name}, seed {seed}: {result.accuracy:.1f} %   about {left} left")
+        if (cell, seed) in missing:
+            ran, spent = ran + 1, spent + result.seconds
+            left = duration(spent / ran * (len(missing) - ran))
+            line.say(f"{number}/{len(todo)}  {cell.name}, seed {seed}: {result.accuracy:.1f} %   about {left} left")
     return results
 
 
