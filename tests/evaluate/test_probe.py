@@ -6,7 +6,7 @@ import torch
 
 from vitrail.errors import UsageError
 from vitrail.evaluate.features import Features
-from vitrail.evaluate.probe import fit_logistic, linear_probe
+from vitrail.evaluate.probe import Logistic, linear_probe
 
 
 def data(n, seed, noise=1.0, width=20):
@@ -19,8 +19,8 @@ def data(n, seed, noise=1.0, width=20):
 @pytest.mark.parametrize("l2", [10.0, 0.1])
 def test_logistic_regression_ends_where_its_gradient_is_zero(l2):
     torch.manual_seed(0)
-    x, y = torch.randn(60, 5, dtype=torch.float64), torch.arange(60) % 3
-    weights = fit_logistic(x, y, 3, l2, steps=500).requires_grad_(True)
+    x, y = torch.randn(60, 5, dtype=torch.float64) @ torch.randn(5, 5, dtype=torch.float64), torch.arange(60) % 3
+    weights = Logistic.of(x, y, 3).fit(l2, steps=500).requires_grad_(True)
     logits = x @ weights[:, :-1].T + weights[:, -1]
     loss = torch.nn.functional.cross_entropy(logits, y) + l2 / 120 * weights[:, :-1].square().sum()
     (slope,) = torch.autograd.grad(loss, weights)
@@ -35,6 +35,18 @@ def test_the_regulariser_is_chosen_on_held_out_images_and_refitted_on_all(method
     assert result.dev[result.l2] == max(result.dev.values())
     assert result.top1.value > 0.6
     assert linear_probe(train, test, method=method, device="cpu").to_dict() == result.to_dict()
+
+
+def test_axes_a_thousand_times_smaller_are_found_too():
+    """The class is told by the last feature alone, which the standardised ones before it almost drown."""
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 2
+    shared = rng.normal(size=(400, 1)) * np.ones((1, 30))
+    x = np.concatenate([shared, shared[:, :1] + 0.02 * (2 * y[:, None] - 1 + 0.3 * rng.normal(size=(400, 1)))], 1)
+    order = np.random.default_rng(1).permutation(400)
+    both = Features(x[order].astype(np.float32), y[order], np.arange(400), ("a", "b"))
+    result = linear_probe(both.rows(np.arange(200)), both.rows(np.arange(200, 400)), l2=(1e-3,), device="cpu")
+    assert result.top1.value > 0.97
 
 
 def test_labels_of_the_test_images_change_nothing_but_the_score():

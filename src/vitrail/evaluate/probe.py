@@ -3,13 +3,14 @@
     lbfgs   multinomial logistic regression, full batch, from the strongest regulariser to the weakest (warm starts)
     ridge   the closed form of few-shot (`leastsquares`): every regulariser from one factorisation
 
-Features are standardised with the training set's mean and deviation. The chosen strength is
-fitted again on all training images; the test images choose nothing.
+Features are standardised with the training set's mean and deviation. The search ends when two
+weaker regularisers in a row were no better on the held-out images; the chosen strength is
+fitted again on all training images. The test images choose nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +28,11 @@ from vitrail.evaluate.leastsquares import LeastSquares
 from vitrail.evaluate.spent import Spent
 from vitrail.runtime.device import pick_device
 
-__all__ = ["Probe", "fit_logistic", "linear_probe", "probe"]
+__all__ = ["Logistic", "Probe", "linear_probe", "probe"]
 
 GRIDS = {"lbfgs": tuple(10.0**e for e in (2, 1, 0, -1, -2, -3, -4, -5)), "ridge": tuple(2.0**e for e in range(20, -11, -2))}
+CURVATURE = 0.1  # of the cross-entropy in a logit, about
+Predict = Callable[[Tensor], Tensor]
 DEV = 0.1  # of the training images, where no dev split is given
 
 
@@ -133,12 +136,13 @@ def linear_probe(
         raise DataError(f"{train.source}: no labelled image can be read.")
     classes, place = len(train.classes) or int(max(train.labels.max(), test.labels.max())) + 1, pick_device(device)
     fit = _logistic if method == "lbfgs" else _ridge
-    accuracy = {}
-    if len(strengths) > 1:
-        accuracy = {s: _right(predict, held, place) / max(1, len(held)) for s, predict in fit(fit_on, classes, strengths, place, steps)}
+    accuracy: dict[float, float] = {}
+    for strength, predict in fit(fit_on, classes, strengths if len(strengths) > 1 else [], place, steps):
+        accuracy[strength] = _right(predict, held, place) / max(1, len(held))
+        if _no_better(list(accuracy.values())):
+            break
     chosen = max(accuracy, key=lambda s: (accuracy[s], s)) if accuracy else strengths[0]
-    path = [s for s in strengths if s >= chosen] if method == "lbfgs" else [chosen]
-    predict = list(fit(whole, classes, path, place, steps))[-1][1]
+    predict = next(fit(whole, classes, [chosen], place, steps))[1]
     notes = tuple(dict.fromkeys((*train.notes, *test.notes)))
     if len(strengths) > 2 and chosen in (strengths[0], strengths[-1]):
         notes += (f"the best l2, {chosen:g}, is at the end of the grid: widen it",)
@@ -167,21 +171,27 @@ def _on(train: Features, place: torch.device) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.array(train.features)).to(place), torch.from_numpy(train.labels).to(place)
 
 
-def _ridge(train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int) -> list[tuple[float, Any]]:
+def _no_better(values: Sequence[float], patience: int = 2) -> bool:
+    """The last `patience` values are all below the best before them."""
+    return len(values) > patience and max(values[-patience:]) < max(values[:-patience])
+
+
+def _ridge(train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int) -> Iterator[tuple[float, Predict]]:
     problem = LeastSquares.fit(*_on(train, place), classes)
-    return [(s, lambda rows, s=s: problem.scores(rows, s).argmax(1)) for s in strengths]
+    for strength in strengths:
+        yield strength, lambda rows, s=strength: problem.scores(rows, s).argmax(1)  # type: ignore[misc]
 
 
-def _logistic(train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int) -> list[tuple[float, Any]]:
+def _logistic(
+    train: Features, classes: int, strengths: Sequence[float], place: torch.device, steps: int
+) -> Iterator[tuple[float, Predict]]:
     x, y = _on(train, place)
     mean, std = x.mean(0), x.std(0, correction=0).clamp_min(1e-5)
-    x = (x - mean) / std
-    found: list[tuple[float, Any]] = []
-    start: Tensor | None = None
+    problem = Logistic.of((x - mean) / std, y, classes)
+    weights: Tensor | None = None
     for strength in strengths:
-        start = fit_logistic(x, y, classes, strength, steps=steps, start=start)
-        found.append((strength, lambda rows, w=start: _logits((rows - mean) / std, w).argmax(1)))
-    return found
+        weights = problem.fit(strength, steps=steps, start=weights)
+        yield strength, lambda rows, w=weights: _logits((rows - mean) / std, w).argmax(1)  # type: ignore[misc]
 
 
 def _logits(x: Tensor, weights: Tensor) -> Tensor:
@@ -189,18 +199,47 @@ def _logits(x: Tensor, weights: Tensor) -> Tensor:
     return F.linear(x, weights[:, :-1], weights[:, -1])
 
 
-def fit_logistic(x: Tensor, y: Tensor, classes: int, l2: float, *, steps: int = 200, start: Tensor | None = None) -> Tensor:
-    """Weights (K, D + 1) at the least mean cross-entropy + l2 / (2 n) |W|^2; the bias is free."""
-    weights = torch.zeros(classes, x.shape[1] + 1, device=x.device, dtype=x.dtype) if start is None else start.clone()
-    weights.requires_grad_(True)
-    search = torch.optim.LBFGS([weights], max_iter=steps, history_size=10, line_search_fn="strong_wolfe", tolerance_change=1e-9)
+@dataclass(frozen=True, eq=False)
+class Logistic:
+    """Multinomial logistic regression on features turned to their principal axes.
 
-    def loss() -> Tensor:
-        search.zero_grad()
-        with torch.enable_grad():
-            value = F.cross_entropy(_logits(x, weights), y) + l2 / (2 * len(y)) * weights[:, :-1].square().sum()
-            value.backward()
-        return value
+    There the search is scaled axis by axis with about the curvature it will meet; features of a
+    network differ a thousandfold in it, and L-BFGS would stop before the small axes are found.
+    """
 
-    search.step(loss)  # type: ignore[no-untyped-call]
-    return weights.detach()
+    x: Tensor  # (n, D) features along the axes
+    y: Tensor
+    classes: int
+    axes: Tensor  # (D, D)
+    variance: Tensor  # (D,) along each
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, classes: int) -> Logistic:
+        variance, axes = torch.linalg.eigh((x.T @ x).double() / len(x))
+        axes = axes.to(x.dtype)
+        return cls(x @ axes, y, classes, axes, variance.clamp_min(0).to(x.dtype))
+
+    def fit(self, l2: float, *, steps: int = 200, start: Tensor | None = None) -> Tensor:
+        """Weights (K, D + 1) at the least mean cross-entropy + l2 / (2 n) |W|^2; the bias is free."""
+        scale = (CURVATURE * self.variance + l2 / len(self.y)).clamp_min(1e-8).rsqrt()
+        x = self.x * scale
+        if start is None:
+            found = torch.zeros(self.classes, self.x.shape[1] + 1, device=self.x.device, dtype=self.x.dtype)
+        else:
+            found = torch.cat([start[:, :-1] @ self.axes / scale, start[:, -1:]], 1)
+        found.requires_grad_(True)
+        search = torch.optim.LBFGS(
+            [found], max_iter=steps, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=1e-6, tolerance_change=1e-12
+        )
+
+        def loss() -> Tensor:
+            search.zero_grad()
+            with torch.enable_grad():
+                size = (found[:, :-1] * scale).square().sum()
+                value = F.cross_entropy(_logits(x, found), self.y) + l2 / (2 * len(self.y)) * size
+                value.backward()
+            return value
+
+        search.step(loss)  # type: ignore[no-untyped-call]
+        weights = found.detach()
+        return torch.cat([(weights[:, :-1] * scale) @ self.axes.T, weights[:, -1:]], 1)

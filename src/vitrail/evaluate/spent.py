@@ -27,7 +27,7 @@ class Spent:
     device: str
     flops: float
     peak: float | None = None  # FLOP/s of one device, where it is known
-    joules: float | None = None  # of the GPU, where one device does the work
+    joules: float | None = None  # of the GPUs, where the driver counts it
 
     def __add__(self, other: Spent) -> Spent:
         energy = None if self.joules is None or other.joules is None else self.joules + other.joules
@@ -76,13 +76,10 @@ class Meter:
 
     def __init__(self, config: Any, device: torch.device) -> None:
         self.config, self.device = config, device
-        self.begun, self.energy = time.monotonic(), self._joules()
-
-    def _joules(self) -> float | None:
-        return joules() if self.device.type == "cuda" and distributed.world() == 1 else None
+        self.begun, self.energy = time.monotonic(), joules(device)
 
     def read(self, passes: int) -> Spent:
-        now, seconds = self._joules(), time.monotonic() - self.begun
+        now, seconds = joules(self.device), time.monotonic() - self.begun
         used = now - self.energy if now is not None and self.energy is not None else None
         flops = 1e18 * exaflops(self.config, passes, training=False)
         return Spent(passes, seconds, distributed.world(), describe_device(self.device), flops, peak_flops(self.device), used)
