@@ -188,6 +188,8 @@ class TrainSpec:
     micro_batch_size: int | None = None  # images a device at once; None: the largest that fits
     compile: bool | None = None  # torch.compile; None: on a GPU
     save_memory: bool = False  # keep a third of the activations: norms and the MLP's hidden layer are computed again
+    kernels: Literal["auto", "plain", "fused"] = "auto"  # auto: the fused kernels on a GPU they were made for (docs/kernels.md)
+    residual: Literal["float32", "bfloat16"] = "float32"  # the sum that runs through the blocks, with fused kernels
     checkpoint_blocks: bool = False  # keep each block's input alone and compute the block again in the backward pass
     log_every_steps: int = 50
     save_every_steps: int = 1000
@@ -591,7 +593,7 @@ def _toml(value: Any) -> str:
 _FREE = (
     "name paper note expected* select.* eval.* data.about data.eval data.eval_split data.workers data.resident "
     "data.eval_* train.log_* train.save_* train.keep_* train.compact_* train.publish_* train.stop_after_evals train.micro_batch_size "
-    "train.compile train.checkpoint_blocks train.parallel train.sharded_checkpoints train.stop_after_minutes "
+    "train.compile train.kernels train.checkpoint_blocks train.parallel train.sharded_checkpoints train.stop_after_minutes "
     "train.max_minutes train.stall_timeout_s train.skip_nonfinite train.trackers train.sure"
 ).split()
 # What cannot change: the checkpoint holds tensors of this shape, or the sample order would break.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.kernels.paths import on
 
-__all__ = ["BACKWARD", "FORWARD", "Tile", "gelu"]
+__all__ = ["BACKWARD", "FORWARD", "Tile", "gelu", "linear_gelu"]
 
 
 @dataclass(frozen=True)
@@ -141,3 +141,15 @@ class Gelu(torch.autograd.Function):
 def gelu(u: Tensor, bias: Tensor | None, *, tanh: bool) -> Tensor:
     """GELU of u, which already contains `bias`; the bias gets its gradient here."""
     return Gelu.apply(u, bias, tanh)
+
+
+@torch.library.custom_op("vitrail::linear_gelu", mutates_args=())
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU (tanh) of a linear layer in the product's own last step, for inference on CUDA; opaque, so that a compiler keeps it one."""
+    flat = torch._addmm_activation(bias.to(x.dtype), x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
+    return flat.view(*x.shape[:-1], weight.shape[0])
+
+
+@linear_gelu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -28,7 +27,6 @@ CHOICES: tuple[Choice, ...] = ("auto", "plain", "fused")
 _HALF = (torch.bfloat16, torch.float16)
 
 
-@cache
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

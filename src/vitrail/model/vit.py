@@ -7,7 +7,7 @@ D width, H heads, d width of a head (D / H), K classes; q query rows, k key rows
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import UsageError
+from vitrail.kernels.paths import product_dtype
 from vitrail.model.config import ResNetStem, ViTConfig
 from vitrail.model.drop import Dropout, DropPath
 from vitrail.model.head import head_for
@@ -110,15 +111,25 @@ class Block(nn.Module):
         separate = config.position_at == "every" and index > 0  # the first layer's table is the model's own
         self.position = build_position(config) if separate else None
         self.shared_position = (shared,)  # a tuple, so that its parameters are the model's alone
+        self.fused: Callable[..., Tensor] | None = None  # the same through fused kernels, where `model.fused.fuse` allowed them
 
-    def forward(self, z_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, z_BTD: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None, rows: int | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """`rows`: only so many first tokens will be read, so that no more need be returned."""
         z = z_BTD
+        if self.fused is not None and (dtype := product_dtype(z)) is not None and not self.watched():
+            return self.fused(self, z, key, rows, dtype)
         position = self.position if self.position is not None else self.shared_position[0]
         if position is not None:
             z = z + sequence_positions(position, z.shape[1])
         z = z + self.path1(scaled(self.attention(self.norm1(z), key), self.scale1), key)  # eq. 2
         z = z + self.path2(scaled(self.mlp(self.norm2(z), key), self.scale2), key)  # eq. 3
         return z
+
+    def watched(self) -> bool:
+        """Whether a hook waits for what one of the parts is given or gives."""
+        return any(part._forward_hooks or part._forward_pre_hooks for part in (self.norm1, self.attention, self.norm2, self.mlp))
 
 
 class VisionTransformer(nn.Module):
@@ -140,7 +151,8 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.recompute = False  # True: a block's activations are recomputed in the backward pass
+        self.recompute: bool | str = False  # in the backward pass: True, a block's activations; "parts", two thirds of them (lean.py)
+        self.residual: torch.dtype | None = None  # precision of the residual sum through fused blocks; None: as it comes
         self.stem = stem_for(config)
         self.patch = PatchEmbedding(
             config.stem.out_channels if config.stem else config.channels, width, config.patch_size, config.patch_bias
@@ -168,13 +180,12 @@ class VisionTransformer(nn.Module):
 
     def forward(self, x: Float[Tensor, "B C H W"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B *K"]:
         """Logits (B, K). Without a head, the normalised tokens; unpooled, (B, T, K); distilled, the mean of both heads."""
-        y = self.tokens(x, key)
         if self.config.classes == 0:
-            return y
+            return self.tokens(x, key)
         if self.head_dist is not None:
-            first, second = self.two_heads(y)
+            first, second = self.two_heads(self.tokens(x, key))
             return (first + second) / 2
-        return self.head(self.pool(y))
+        return self.head(self.features(x, key))
 
     def tokens(self, x: Float[Tensor, "B C H W"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         """All tokens after the last block, normalised: class token, registers, patches in raster order."""
@@ -182,7 +193,8 @@ class VisionTransformer(nn.Module):
 
     def features(self, x: Float[Tensor, "B C H W"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B *D"]:
         """What the head reads: y of eq. 4, after pre_logits. Distilled: the mean of both class tokens."""
-        return self.pool(self.tokens(x, key))
+        alone = self.config.pool == "token" and self.dist is None  # the class token: all that is read
+        return self.pool(self.encode(self.embed(x, key), key, rows=1 if alone else None))
 
     def embed(self, x: Float[Tensor, "B C H W"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
         """z_0: the tokens before the first block."""
@@ -212,14 +224,25 @@ class VisionTransformer(nn.Module):
             prefix = prefix + F.pad(rows, (0, 0, 0, prefix.shape[1] - rows.shape[0]))
         return prefix.to(patches_BND.dtype).expand(patches_BND.shape[0], -1, -1)
 
-    def encode(self, z: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None) -> Float[Tensor, "B T D"]:
-        """All blocks, then LN over the whole sequence (row 0 of it is y of eq. 4)."""
-        for block in self.blocks:
-            if self.recompute and self.training:
-                z = checkpoint(block, z, key, use_reentrant=False)
-            else:
-                z = block(z, key)
+    def encode(
+        self, z: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None, rows: int | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """All blocks, then LN over the whole sequence (row 0 of it is y of eq. 4); `rows`: see `Block.forward`."""
+        if self.residual is not None and torch.is_autocast_enabled(z.device.type):
+            z = z.to(self.residual)
+        for number, block in enumerate(self.blocks, start=1):
+            last = number == len(self.blocks) and isinstance(block, Block)
+            given = (z, key, rows) if last and rows is not None else (z, key)
+            z = self.recomputed(block, *given) if self.recompute and self.training else block(*given)
         return self.norm(z)
+
+    def recomputed(self, block: nn.Module, z: Float[Tensor, "B T D"], *given: Any) -> Float[Tensor, "B T D"]:
+        """The block, of whose activations only some are kept for the backward pass."""
+        if self.recompute == "parts" and isinstance(block, Block):
+            from vitrail.model.lean import lean_block
+
+            return lean_block(block, z, *given[:1])
+        return checkpoint(block, z, *given, use_reentrant=False)
 
     def pool(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B *D"]:
         """Normalised tokens -> what the head reads."""

@@ -18,6 +18,7 @@ from vitrail.config import Recipe
 from vitrail.errors import NumericsError, Preempted, UsageError
 from vitrail.evaluate.intervals import wilson
 from vitrail.runtime import distributed
+from vitrail.runtime.device import describe_device
 from vitrail.runtime.faults import fault
 from vitrail.runtime.lock import RunLock
 from vitrail.runtime.metrics import read_metrics
@@ -109,6 +110,8 @@ def train(
         fault("run.locked")
         found = find_checkpoint(folder, recipe, resume=resume, strict=strict)
         run = open_run(recipe, folder, device, steps=found.state()["steps"] if found else None)
+        if run.device.type == "cuda":
+            line.say(f"{describe_device(run.device)}, {run.precision.name}, kernels: {run.kernels}")
         if found is not None:
             go_on(run, found, line, override=override, accept_dataset_change=accept_dataset_change)
         return Session(run, line, stop, dog, found.step if found else None).run_to_end()

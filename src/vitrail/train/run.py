@@ -17,6 +17,7 @@ from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.score import precision_for
 from vitrail.kernels.fp8 import train_fp8
+from vitrail.model.fused import fuse
 from vitrail.runtime import distributed
 from vitrail.runtime.device import Precision, deterministic, pick_device
 from vitrail.train.distill import Distilled, Teacher
@@ -60,6 +61,7 @@ class Run:
     plan: Plan
     state: TrainState
     saver: Saver
+    kernels: str = ""  # which path the blocks take, and why
 
     def feed(self) -> TrainFeed:
         """Batches from the step the run is at."""
@@ -79,6 +81,7 @@ class Run:
             "data": self.sources.describe(),
             "seed": self.recipe.train.seed,
             "precision": self.precision.name,
+            "kernels": self.kernels,
             "world": distributed.world(),
             "versions": versions(),
         }
@@ -98,6 +101,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
     plan = plan_run(recipe, len(sources.train), steps)
 
     objective = build_objective(recipe, model.to(device, precision.weights), precision, preprocess, sources).to(device)
+    kernels = fuse(model, device, recipe.train.kernels, recipe.train.residual, precision.name)
     scales = train_fp8(model) if precision.name == "fp8" else None
     forward = spread(objective, recipe, device)
     optimizer = build_optimizer(objective.named(), recipe.optim)
@@ -144,6 +148,7 @@ def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, step
         parts["objective"] = Extras(objective)
     state = TrainState(parts)
     run = Run(recipe, folder, device, precision, sources, view, preprocess, model, objective, optimizer, ema, step, plan, state, None)  # type: ignore[arg-type]
+    run.kernels = kernels
     spec = recipe.train
     store = CheckpointStore(folder.checkpoints, spec.keep_checkpoints)
     run.saver = Saver(store, run.about(), sharded=spec.sharded_checkpoints, compact=spec.compact_checkpoints)
