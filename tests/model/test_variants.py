@@ -163,6 +163,8 @@ def test_rectangles_and_channels_go_through():
         ("B/16@", {"image_size": 100}, "use a multiple of 16, for example 96"),
         ("B/16@4y", {}, "no model is called"),
         ("B/16", {"dept": 3}, "did you mean 'depth'"),
+        ("ViT-B_16", {}, "did you mean 'B/16'"),
+        ("vit-ti/16", {}, "did you mean 'Ti/16'"),
         ("R50x1", {"depth": 3}, "no option 'depth'"),
         ("B/16", {"pool": "mean"}, "pool='mean'"),
         ("B/16", {"heads": 5}, "does not divide into heads"),

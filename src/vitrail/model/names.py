@@ -88,7 +88,9 @@ def named_settings(plain: str, name: str) -> tuple[type[Config], dict[str, Any]]
 
 
 def unknown(name: str) -> UsageError:
-    return UsageError(f"no model is called {name!r}{nearest(name, list_models())}.", hint="vitrail models")
+    plain = name.upper().removeprefix("VIT-").replace("_", "/").replace("TI/", "Ti/")  # ViT-B_16, as Google's files are called
+    close = f" (did you mean {plain!r}?)" if plain in NAMED else nearest(name, list_models())
+    return UsageError(f"no model is called {name!r}{close}.", hint="vitrail models")
 
 
 def size_of(text: str, name: str) -> tuple[int, int]:
