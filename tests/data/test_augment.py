@@ -123,3 +123,20 @@ def test_corners_that_a_rotation_leaves_have_the_colour_of_the_mean(mean):
     images, _ = augment(spec, data, mean=mean, std=mean)
     wanted = torch.tensor([round(255 * m) for m in (mean if len(mean) == 3 else 3 * mean)], dtype=torch.uint8)
     assert (images == wanted.view(1, 3, 1, 1)).all(1).flatten(1).any(1).sum() > 4
+
+
+def test_a_run_augments_with_the_pixel_range_of_its_recipe(tmp_path):
+    from vitrail.config import from_dict
+    from vitrail.train.run import open_run
+    from vitrail.train.rundir import RunDirectory
+
+    recipe = from_dict(
+        {
+            "model": {"name": "mu/8", "image_size": [16, 16]},
+            "data": {"train": "builtin:shapes?n=16&size=16", "eval_split": "nothing", "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]},
+            "augment": {"erasing": 0.25},
+            "train": {"batch_size": 8, "steps": 1, "sure": True},
+        }
+    )
+    augment = open_run(recipe, RunDirectory(tmp_path), "cpu").step.augment
+    assert (augment.mean, augment.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
