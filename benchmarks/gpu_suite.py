@@ -85,7 +85,8 @@ def measurements(part: str, model: str) -> Iterator[Job]:
     if part == "train":
         size = ("--work", "train", "--batch-size", str(TRAIN_BATCH[model]))
         for precision in ("bf16", "fp8"):
-            yield bench(f"train {model} vitrail {precision}", model, *size, "--precision", precision, "--mode", "compile")
+            modes = ("--mode", "compile", "--mode", "compile+bf16-residual")
+            yield bench(f"train {model} vitrail {precision}", model, *size, "--precision", precision, *modes)
         for peer in PEERS:
             yield bench(f"train {model} {peer} compile", model, *size, *only(peer), "--precision", "bf16", "--mode", "compile")
         for peer in PEERS if model == "B/16" else PEERS[:1]:
@@ -94,7 +95,8 @@ def measurements(part: str, model: str) -> Iterator[Job]:
         yield bench(f"train {model} vitrail max-autotune", model, *size, "--precision", "bf16", "--mode", "max-autotune", limit_s=540)
     elif part == "memory":
         size = ("--work", "train", "--batch-size", str(TRAIN_BATCH[model]), "--precision", "bf16")
-        yield bench(f"memory {model} vitrail", model, *size, "--mode", "compile+save-memory")
+        modes = ("--mode", "compile+save-memory", "--mode", "compile+save-memory+bf16-residual", "--mode", "compile+plain")
+        yield bench(f"memory {model} vitrail", model, *size, *modes)
     elif part == "infer":
         size = ("--work", "infer", "--batch-size", "256")
         for precision in ("bf16", "fp8"):

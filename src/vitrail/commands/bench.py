@@ -23,6 +23,7 @@ WORK = {"infer": ("infer",), "train": ("train",), "both": ("infer", "train")}
 @click.option("--peer", "named", multiple=True, help="This peer only; may be given several times.")
 @click.option("--only-peers", is_flag=True, help="Leave Vitrail itself out.")
 @click.option("--sweep", is_flag=True, help="Find the best batch size and, on a GPU, the largest that fits (figure 12).")
+@click.option("--exact-gelu", is_flag=True, help="GELU as the peers compute it, also without peers in this run.")
 @click.option("--fast", is_flag=True, help="Also the CPU runtimes that predict --fast chooses from.")
 @click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
 @click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads (default: as torch chooses).")

@@ -26,7 +26,7 @@ from vitrail.runtime.device import pick_device
 from vitrail.runtime.progress import Progress
 from vitrail.runtime.stopwatch import Timing, passes
 from vitrail.study.bench_peers import PEERS, SAME_FUNCTION, comparable, installed, version_of
-from vitrail.study.bench_work import INFERENCE_MODES, OURS, TRAINING_MODES, Case, Prepared, prepare
+from vitrail.study.bench_work import COMPILER, OURS, Case, Prepared, parts_of, prepare
 from vitrail.study.machine import Machine, look
 
 __all__ = ["Bench", "Row", "bench"]
@@ -49,6 +49,7 @@ class Row:
     images_per_s: float = 0.0
     tflops: float = 0.0  # by the analytic count: 2 a multiply-accumulate, training three forward passes
     share: float | None = None  # of the large product's rate, in the same precision where that was measured
+    path: str = ""  # which of our kernels ran
     memory_gib: float | None = None  # peak of the GPU's allocator
     largest_batch: int | None = None
     losses: tuple[float, ...] = ()  # of the first training steps
@@ -139,7 +140,7 @@ def bench(
     work          "infer", "train"
     batch_sizes   images at once; sweep: doubled until it brings nothing more, and the largest that fits (GPU)
     precisions    of ours: "fp32", "tf32", "bf16", "fp16", "fp8"
-    modes         how models are run: `bench_work.INFERENCE_MODES`, `TRAINING_MODES`
+    modes         how models are run: `bench_work.COMPILER`, with `ADDITIONS` after a plus
     peers         True: all that are installed; or their names. ours=False leaves Vitrail itself out
     exact_gelu    GELU as the peers compute it, also where none is measured
     fast          also the CPU runtimes that `--fast` chooses from
@@ -170,7 +171,7 @@ def bench(
                     each(row)
     versions = {name: version_of(name) for name in systems if name != OURS}
     return Bench(
-        machine, tuple(rows), versions, (*notes(systems, peers, plans), *busy(rows)), time.perf_counter() - begun, str(date.today())
+        machine, tuple(rows), versions, (*notes(systems, peers, plans, rows), *busy(rows)), time.perf_counter() - begun, str(date.today())
     )
 
 
@@ -185,12 +186,21 @@ def check(work: Sequence[str], modes: Sequence[str], precisions: Sequence[str]) 
         if value not in WORK:
             raise UsageError(f"There is no work {value!r}{nearest(value, WORK)}.")
     for value in modes:
-        if value not in INFERENCE_MODES:
-            raise UsageError(f"There is no mode {value!r}{nearest(value, INFERENCE_MODES)}.")
+        if not any(suits(value, kind) for kind in work):
+            parts_of(value, work[0])  # says what is wrong
     known = ("fp32", "tf32", "bf16", "fp16", "fp8")
     for value in precisions:
         if value not in known:
             raise UsageError(f"There is no precision {value!r}{nearest(value, known)}.")
+
+
+def suits(mode: str, work: str, *, peer: bool = False) -> bool:
+    """Whether a mode has a meaning for a kind of work; the peers have none of our additions."""
+    try:
+        parts_of(mode, work)
+    except UsageError:
+        return False
+    return not peer or mode in COMPILER
 
 
 def chosen_peers(peers: bool | Sequence[str]) -> tuple[str, ...]:
@@ -271,23 +281,25 @@ def peer_precisions(kind: str, place: torch.device, precisions: Sequence[str]) -
 
 
 def our_modes(kind: str, batch: int, place: torch.device, modes: Sequence[str]) -> tuple[str, ...]:
+    if asked := tuple(mode for mode in modes if suits(mode, kind)):
+        return asked
     if place.type != "cuda":
-        return tuple(mode for mode in modes if mode in TRAINING_MODES) or ("eager",)
+        return ("eager",)
     if kind == "train":
-        return tuple(mode for mode in modes if mode in TRAINING_MODES) or ("compile",)
-    return tuple(modes) or (("graph", "compile+graph", "max-autotune+graph") if batch <= 8 else ("compile", "max-autotune"))
+        return ("compile",)
+    return ("graph", "compile+graph", "max-autotune+graph") if batch <= 8 else ("compile", "max-autotune")
 
 
 def peer_modes(kind: str, batch: int, place: torch.device, modes: Sequence[str]) -> tuple[str, ...]:
+    if asked := tuple(mode for mode in modes if suits(mode, kind, peer=True)):
+        return asked
     if place.type != "cuda":
-        return tuple(mode for mode in modes if mode in TRAINING_MODES) or ("eager",)
-    if kind == "train":
-        return tuple(mode for mode in modes if mode in TRAINING_MODES) or ("compile", "max-autotune")
-    asked = tuple(mode for mode in modes if "+" not in mode and mode != "graph")
-    return asked or (("reduce-overhead", "max-autotune") if batch <= 8 else ("compile", "max-autotune"))
+        return ("eager",)
+    return ("reduce-overhead", "max-autotune") if kind == "infer" and batch <= 8 else ("compile", "max-autotune")
 
 
-def notes(systems: Sequence[str], peers: bool | Sequence[str], plans: Sequence[Plan]) -> Iterable[str]:
+def notes(systems: Sequence[str], peers: bool | Sequence[str], plans: Sequence[Plan], rows: Sequence[Row]) -> Iterable[str]:
+    yield from (f"{row.case.model} by Vitrail: {row.path}" for row in {row.path: row for row in reversed(rows) if row.path}.values())
     if missing := [name for name in PEERS if name not in systems] if peers is True else []:
         yield f"not installed here: {', '.join(missing)}"
     for name, config, _ in plans:
@@ -363,10 +375,9 @@ class Stand:
         tflops = rate * self.flops * (3 if case.work == "train" else 1) / 1e12
         products = self.machine.products
         ceiling = products.get(case.precision, products.get("bf16" if case.precision.startswith("bf16") else "fp32"))
-        return Row(
-            case, timing, rate, tflops, tflops / ceiling if ceiling else None, memory,
-            losses=tuple(ready.losses), agrees=self.distance(case, ready),
-        )  # fmt: skip
+        share = tflops / ceiling if ceiling else None
+        known = {"losses": tuple(ready.losses), "path": ready.path, "agrees": self.distance(case, ready)}
+        return Row(case, timing, rate, tflops, share, memory_gib=memory, **known)  # type: ignore[arg-type]
 
     def distance(self, case: Case, ready: Prepared) -> float | None:
         """How far a system's logits are from ours in fp32, or its losses from those of the first that was measured."""

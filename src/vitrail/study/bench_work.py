@@ -33,25 +33,19 @@ from vitrail.train.optim import build_optimizer
 from vitrail.train.scale import LossScale
 from vitrail.train.step import TrainStep
 
-__all__ = ["INFERENCE_MODES", "TRAINING_MODES", "Case", "Prepared", "prepare"]
+__all__ = ["ADDITIONS", "COMPILER", "Case", "Prepared", "parts_of", "prepare"]
 
 HALF = (0.5, 0.5, 0.5)
 RATE, DECAY, CLIP = 1e-4, 0.1, 1.0
 OPTIMIZER = OptimSpec(name="adamw", lr=RATE, weight_decay=DECAY, decay="all", clip_norm=CLIP)
 OURS = "vitrail"
 
-# how the model is run -> torch.compile's mode (None: not compiled), and whether our own CUDA graph goes around it
-INFERENCE_MODES: dict[str, tuple[str | None, bool]] = {
-    "eager": (None, False),
-    "compile": ("default", False),
-    "max-autotune": ("max-autotune", False),
-    "reduce-overhead": ("reduce-overhead", False),
-    "graph": (None, True),
-    "compile+graph": ("default", True),
-    "max-autotune+graph": ("max-autotune-no-cudagraphs", True),
+# how a model is run: a first word, with our own additions after a plus
+COMPILER = {"eager": None, "compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
+ADDITIONS = {
+    "infer": ("graph", "plain"),  # recorded as a CUDA graph by `runtime/graph.py`; without our fused kernels
+    "train": ("bf16-residual", "save-memory", "plain"),  # `train.residual`, `train.save_memory`
 }
-# a training step is long enough to hide its launches: CUDA graphs would only take memory
-TRAINING_MODES: dict[str, str | None] = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
@@ -80,17 +74,34 @@ class Prepared:
     once: Callable[[], object]
     losses: list[float] = field(default_factory=list)
     logits: Tensor | None = None
+    path: str = ""  # which of our kernels it takes
 
 
 def prepare(case: Case, config: Any, weights: dict[str, Tensor], device: torch.device, *, steps_compared: int = 0) -> Prepared:
     """Build the system of a case and its closure. steps_compared: training steps taken now, for their losses."""
-    modes = INFERENCE_MODES if case.work == "infer" else TRAINING_MODES
-    if case.mode not in modes:
-        raise UsageError(f"There is no mode {case.mode!r} for {case.work}{nearest(case.mode, modes)}.")
     if case.work == "infer":
         return inference(case, config, weights, device)
-    step = our_step(case, config, weights, device) if case.system == OURS else their_step(case, config, weights, device)
-    return Prepared(step, losses=[float(step()) for _ in range(steps_compared)])
+    if case.system == OURS:
+        step, path = our_step(case, config, weights, device)
+    else:
+        step, path = their_step(case, config, weights, device), ""
+    return Prepared(step, losses=[float(step()) for _ in range(steps_compared)], path=path)
+
+
+def parts_of(mode: str, work: str) -> tuple[str | None, frozenset[str]]:
+    """A mode as torch.compile's (None: not compiled) and our additions: "compile+graph", "eager+plain", "graph"."""
+    first, *rest = mode.split("+")
+    if first in ADDITIONS[work]:  # "graph" alone is eager+graph
+        first, rest = "eager", [first, *rest]
+    known = ADDITIONS[work]
+    if first not in COMPILER or any(word not in known for word in rest):
+        said = [*COMPILER, *(f"compile+{word}" for word in known)]
+        raise UsageError(f"There is no mode {mode!r} for {work}{nearest(mode, said)}.")
+    compiler = COMPILER[first]
+    # a graph of our own, or a step long enough to hide its launches: the compiler's graphs would only take memory
+    if compiler == "max-autotune" and (work == "train" or "graph" in rest):
+        compiler = "max-autotune-no-cudagraphs"
+    return compiler, frozenset(rest)
 
 
 def system_of(case: Case, config: Any, weights: dict[str, Tensor]) -> nn.Module:
@@ -101,6 +112,14 @@ def system_of(case: Case, config: Any, weights: dict[str, Tensor]) -> nn.Module:
     return model
 
 
+def fused(model: nn.Module, device: torch.device, additions: frozenset[str], precision: str) -> str:
+    """Our kernels, as a run takes them; says which."""
+    from vitrail.model.fused import fuse
+
+    residual = "bfloat16" if "bf16-residual" in additions else "float32"
+    return fuse(model, device, "plain" if "plain" in additions else "auto", residual, precision)  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------- inference
 
 
@@ -108,22 +127,23 @@ def inference(case: Case, config: Any, weights: dict[str, Tensor], device: torch
     """The whole model in the case's precision, as one deploys it."""
     precision_for("tf32" if case.precision == "tf32" else "fp32", device)
     dtype = DTYPES.get(case.precision, torch.float32)
+    compiled, additions = parts_of(case.mode, "infer")
     model = system_of(case, config, weights).eval().requires_grad_(False).to(device, dtype)
+    path = fused(model, device, additions, case.precision) if case.system == OURS else ""
     if case.precision == "fp8":
         from vitrail.kernels.fp8 import freeze_fp8
 
         freeze_fp8(model)
     images = noise(case.batch, config, device).to(dtype)
-    compiled, graphed = INFERENCE_MODES[case.mode]
     run: Callable[[Tensor], Tensor] = model if compiled is None else torch.compile(model, mode=compiled)
-    if graphed:
+    if "graph" in additions:
         run = Graphed(run, largest=case.batch, eager=True)
 
     def once() -> Tensor:
         with torch.inference_mode():
             return run(images)
 
-    return Prepared(once, logits=once()[:4].float().cpu())
+    return Prepared(once, logits=once()[:4].float().cpu(), path=path)
 
 
 def noise(batch: int, config: Any, device: torch.device) -> Tensor:
@@ -144,11 +164,14 @@ def a_batch(case: Case, config: Any, device: torch.device) -> tuple[Tensor, Tens
     return pixels, torch.randint(config.classes, (case.batch,), generator=generator).to(device)
 
 
-def our_step(case: Case, config: Any, weights: dict[str, Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """`TrainStep` over the supervised objective, as `train.run.open_run` puts them together."""
+def our_step(case: Case, config: Any, weights: dict[str, Tensor], device: torch.device) -> tuple[Callable[[], Tensor], str]:
+    """`TrainStep` over the supervised objective, as `train.run.open_run` puts them together; and the kernels it takes."""
+    compiler, additions = parts_of(case.mode, "train")
     pixels, labels = a_batch(case, config, device)
     precision = precision_for(case.precision, device)
     model = system_of(case, config, weights).to(device, precision.weights)
+    path = fused(model, device, additions, precision.name)
+    model.recompute = "parts" if "save-memory" in additions else False  # type: ignore[assignment]
     objective = Supervised(model, ObjectiveSpec(), precision, HALF, HALF, classes=config.classes).to(device)
     scales = None
     if case.precision == "fp8":
@@ -161,12 +184,12 @@ def our_step(case: Case, config: Any, weights: dict[str, Tensor], device: torch.
     )  # fmt: skip
     if scales is not None:
         step.scales = scales
-    if (mode := TRAINING_MODES[case.mode]) is not None:
-        objective.compile(mode=mode)
+    if compiler is not None:
+        objective.compile(mode=compiler)
     objective.train()
     order = torch.arange(case.batch, device=device)
     batch = Batch(pixels, labels, order, order, torch.ones(case.batch, dtype=torch.bool, device=device))
-    return lambda: step(batch, RATE).loss
+    return (lambda: step(batch, RATE).loss), path
 
 
 def their_step(case: Case, config: Any, weights: dict[str, Tensor], device: torch.device) -> Callable[[], Tensor]:
@@ -182,7 +205,7 @@ def their_step(case: Case, config: Any, weights: dict[str, Tensor], device: torc
     params: list[Tensor] = list(model.parameters())
     learned = masters if keeps_masters else params
     optimizer = torch.optim.AdamW(learned, RATE, weight_decay=DECAY, fused=True)
-    mode = TRAINING_MODES[case.mode]
+    mode, _ = parts_of(case.mode, "train")
     run: Callable[[Tensor], Tensor] = model if mode is None else torch.compile(model, mode=mode)
     half = DTYPES.get(case.precision)
     autocast = lambda: torch.autocast(device.type, half) if half is not None else contextlib.nullcontext()
