@@ -75,6 +75,11 @@ def test_the_size_is_raised_as_the_paper_does_where_it_was_pretrained_small():
     assert {name: room.paper_size(config_for(name)) for name in sizes} == sizes
 
 
+def test_runs_are_named_after_their_weights():
+    names = {"B16.npz": "B16", "hub/x/L16.safetensors": "L16", "runs/photos/best.safetensors": "photos"}
+    assert {name: room.short_name(name) for name in names} == names
+
+
 def test_tasks_are_tuned_measured_listed_and_not_done_twice(weights, root, tmp_path, monkeypatch):
     said = []
     options = {"root": root, "out": tmp_path / "run", "overrides": QUICK, "device": "cpu", "progress": False, "say": said.append}

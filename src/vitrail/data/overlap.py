@@ -62,12 +62,12 @@ class Overlap:
         bad = f" ({self.unreadable:,} more unreadable)" if self.unreadable else ""
         lines = [f"{self.name} {self.split or ''}: {self.images:,} training images{bad}, compared in {duration(self.seconds)}"]
         for one in self.against:
-            lines.append(f"{one.name} {one.split or ''}: {one.exact:,} of its pictures to the byte, {one.near:,} to the eye")
-            lines[-1] += f"; {one.images:,} images"
+            held = f"{one.exact:,} training images are among its {one.images:,} to the byte, {one.near:,} more to the eye"
+            lines.append(f"{one.name} {one.split or ''}: {held}")
             lines += [f"    {mine} = {theirs}" for mine, theirs in one.examples]
         lines.append(f"{self.excluded:,} training images are in the evaluation data")
-        if self.out:
-            lines.append(f"list      {self.out}\nnext      data.train='{self.name}?exclude={self.out}'")
+        lines += [f"list      {self.out}"] if self.out else []
+        lines += [f"next      data.train='{self.name}?exclude={self.out}'"] if self.out and self.excluded else []
         return "\n".join(lines)
 
 

@@ -202,8 +202,9 @@ def find_data(tasks: Sequence[Task], addresses: Mapping[str, str], asked: bool) 
                 raise
             absent[task.name] = error.message
     if not here:
+        telling = next((reason for reason in absent.values() if "holds no" not in reason), next(iter(absent.values())))
         raise DataError(
-            f"none of the {len(tasks)} tasks has its data here; the first: {next(iter(absent.values()))}",
+            f"none of the {len(tasks)} tasks has its data here: {telling}",
             hint="--root names the folder of TFDS (default: TFDS_DATA_DIR, else ~/tensorflow_datasets); --from TASK=ADDRESS another copy",
         )
     return here, absent

@@ -82,7 +82,7 @@ def vtab(
     if linear and changes:
         raise UsageError("a linear classifier on frozen features has no recipe.", hint="leave out " + " ".join(changes))
     how = LINEAR[method] if linear else "fine-tuned as in Table 4" + (f", but {' '.join(changes)}" if changes else "")
-    where = Path(out) if out is not None else Path("runs") / f"vtab-{Path(model).stem}{'-linear' if linear else ''}"
+    where = Path(out) if out is not None else Path("runs") / f"vtab-{short_name(model)}{'-linear' if linear else ''}"
     with distributed.group(), ExitStack() as stack:
         if distributed.is_main():
             RunDirectory(where).prepare()
@@ -102,6 +102,12 @@ def vtab(
     order = {task.name: k for k, task in enumerate(TASKS)}
     runs = tuple(sorted(kept, key=lambda run: (order[run.task], run.seed)))
     return VtabScore(model, how, runs, absent, str(where))
+
+
+def short_name(weights: str) -> str:
+    """B16.npz -> B16, runs/photos/best.safetensors -> photos."""
+    path = Path(weights)
+    return path.resolve().parent.name if path.stem in ("best", "last", "model") else path.stem
 
 
 def _named(table: Mapping[str, str] | None) -> dict[str, str]:
