@@ -11,6 +11,7 @@ With TRITON_INTERPRET=1 they run on the CPU, slowly, for tests.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from vitrail.errors import UsageError, nearest
 
-__all__ = ["CHOICES", "Choice", "interpreted", "on", "product_dtype", "why_plain"]
+__all__ = ["CHOICES", "Choice", "interpreted", "on", "product_dtype", "triton_version", "why_plain"]
 
 Choice = Literal["auto", "plain", "fused"]
 CHOICES: tuple[Choice, ...] = ("auto", "plain", "fused")
@@ -46,6 +47,10 @@ def why_plain(device: torch.device, choice: Choice = "auto") -> str | None:
     if choice == "auto" and major != 9:
         return f"compute capability {major}.{minor}; the kernels are laid out for 9.0"
     return "compute capability below 8" if major < 8 else None
+
+
+def triton_version() -> str:
+    return importlib.metadata.version("triton")
 
 
 def product_dtype(z: Tensor) -> torch.dtype | None:

@@ -9,7 +9,6 @@ Whoever watches the inside (hooks on a block's modules) gets the plain path.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import UsageError
-from vitrail.kernels.paths import Choice, why_plain
+from vitrail.kernels.paths import Choice, triton_version, why_plain
 from vitrail.model.drop import DropPath, draw, kept
 from vitrail.model.vit import Attention, Block, VisionTransformer, scaled, sequence_positions
 
@@ -49,7 +48,7 @@ def fuse(model: nn.Module, device: torch.device, choice: Choice = "auto", residu
         return f"plain ({reason})"
     alone = no_attention(blocks[0], getattr(model, "config", None))
     parts = f"norm, gelu; attention by torch: {alone}" if alone else "attention, norm, gelu"
-    return f"fused {parts} (triton {version('triton')})"
+    return f"fused {parts} (triton {triton_version()})"
 
 
 def why_not(blocks: list[Block]) -> str | None:
