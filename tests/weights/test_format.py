@@ -7,7 +7,7 @@ import torch
 
 from vitrail.errors import CheckpointError, UsageError
 from vitrail.weights.archive import Archive, Entry
-from vitrail.weights.format import Overrides, blocks_of, format_named, formats, heads_for, recognise, renamed, shape_of, size_for
+from vitrail.weights.format import Overrides, blocks_of, format_named, formats, heads_for, readable, recognise, renamed, shape_of, size_for
 from vitrail.weights.sidecar import Sidecar
 
 
@@ -41,6 +41,17 @@ def test_an_unknown_file_is_told_apart_by_its_nearest_origin():
         recognise(near, Sidecar())
     with pytest.raises(CheckpointError, match="no known origin"):
         recognise(declared({"nothing": (1,)}), Sidecar())
+
+
+def test_what_a_file_lacks_or_has_too_much_is_named_as_it_would_be_called():
+    timm = {"patch_embed.proj.weight": (8, 3, 4, 4), "blocks.0.norm1.weight": (8,)}
+    with pytest.raises(CheckpointError, match=r"lacks blocks\.0\.attn\.qkv\.weight, blocks\.0\.mlp\.fc1\.weight, blocks"):
+        recognise(declared(timm), Sidecar())
+    whole = timm | {f"blocks.0.{name}.weight": (8, 8) for name in ("attn.qkv", "mlp.fc1", "mlp.fc2")}
+    with pytest.raises(CheckpointError, match=r"but the file has rope\.freqs, which no such file has"):
+        recognise(declared(whole | {"rope.freqs": (4,)}), Sidecar())
+    for form in formats():
+        assert not any(sign in readable(mark) for mark in form.marks for sign in "^$\\()?|"), form.name
 
 
 @pytest.mark.parametrize(("width", "said", "heads"), [(768, None, 12), (192, None, 3), (48, 4, 4), (768, 16, 16)])

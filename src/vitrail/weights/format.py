@@ -198,12 +198,19 @@ def recognise(archive: Archive, sidecar: Sidecar) -> Format:
         near = by_distance[0]
         missed = near.unmatched(archive)
         if len(missed) < len(near.marks):
-            what = f"lacks {', '.join(missed[:6])}" if missed else "has arrays that no such file has"
+            odd = [name for name in near.view(archive).entries if any(re.search(pattern, name) for pattern in near.never)]
+            what = f"lacks {', '.join(map(readable, missed[:6]))}" if missed else f"has {', '.join(odd[:3])}, which no such file has"
             raise CheckpointError(
                 f"{archive.path}: no known origin; nearest is {near.title}, but the file {what}. It holds {shown}.",
                 hint=hint,
             )
     raise CheckpointError(f"{archive.path}: of no known origin. It holds {shown}.", hint=hint)
+
+
+def readable(mark: str) -> str:
+    """A mark as a name, without the signs of a regular expression: the first of alternatives, nothing of what may be absent."""
+    plain = re.sub(r"\((?:\?:)?\^\|[^)]*\)|\([^)]*\)\?", "", mark)
+    return re.sub(r"\((?:\?:)?([^|)]*)[^)]*\)", r"\1", plain).strip("^$").replace("\\", "")
 
 
 def _any(pattern: str, names: Iterable[str]) -> bool:
