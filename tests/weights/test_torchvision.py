@@ -59,6 +59,20 @@ def torchvision_forward(state, x):
     return F.linear(y, s("heads.head.weight"), s("heads.head.bias"))
 
 
+@pytest.mark.parametrize("instead", ["heads.", "heads.0."])
+def test_a_head_put_in_place_of_the_whole_heads_is_read_and_none_too(instead, tmp_path):
+    state, x = weights(), torch.randn(2, 3, 32, 32)
+    spelled = {name.replace("heads.head.", instead): value for name, value in state.items()}
+    torch.save(spelled, tmp_path / "tuned.pth")
+    expected = torchvision_forward(state, x)
+    assert (vitrail.load_model(tmp_path / "tuned.pth", heads=HEADS)(x) - expected).abs().max() <= 2e-6 * expected.abs().max()
+    torch.save({name: value for name, value in spelled.items() if "heads" not in name}, tmp_path / "bare.pth")
+    bare = vitrail.load_model(tmp_path / "bare.pth", heads=HEADS)
+    assert bare.config.classes == 0
+    logits = bare.features(x) @ state["heads.head.weight"].T + state["heads.head.bias"]
+    assert (logits - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
 @pytest.mark.parametrize("representation", [None, 24])
 @pytest.mark.parametrize("spelling", ["mlp", "linear"])
 def test_torchvision_s_logits_in_both_spellings(spelling, representation, tmp_path):

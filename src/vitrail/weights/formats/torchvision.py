@@ -10,6 +10,7 @@ folder holds the weights and the arguments of the class:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from vitrail.model.config import ViTConfig
 from vitrail.weights.archive import Archive
-from vitrail.weights.format import Format, Overrides, Reading, blocks_of, heads_for, shape_of, size_for
+from vitrail.weights.format import Format, Overrides, Reading, blocks_of, heads_for, renamed, shape_of, size_for
 from vitrail.weights.formats import folds, said
 from vitrail.weights.formats.timm import known_heads
 from vitrail.weights.rules import BATCHED, Rule, per_block, rule
@@ -42,9 +43,15 @@ class TorchVision(Format):
         r"^class_token$",
         r"^encoder\.pos_embedding$",
         r"^encoder\.layers\.encoder_layer_0\.self_attention\.in_proj_weight$",
-        r"^heads\.head\.weight$",
+        r"^encoder\.ln\.weight$",
     )
     styles = ("mlp", "linear")
+
+    def view(self, archive: Archive) -> Archive:
+        """A head that somebody put in place of the whole `heads` is one linear layer too."""
+        if "heads.head.weight" in archive.entries:
+            return archive
+        return renamed(archive, lambda name: re.sub(r"^heads\.(0\.)?(weight|bias)$", r"heads.head.\2", name))
 
     def style_of(self, view: Archive) -> str:
         return "linear" if "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in view.entries else "mlp"
@@ -67,7 +74,7 @@ class TorchVision(Format):
                 patch_size=(rows, columns),
                 image_size=size,
                 channels=channels,
-                classes=shape_of(view, "heads.head.weight", 2)[0],
+                classes=shape_of(view, "heads.head.weight", 2)[0] if "heads.head.weight" in view.entries else 0,
                 class_token=True,
                 representation=shape_of(view, "heads.pre_logits.weight", 2)[0] if pre_logits else None,
                 pool=overrides.pool or "token",  # type: ignore[arg-type]
