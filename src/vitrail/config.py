@@ -589,16 +589,17 @@ def _toml(value: Any) -> str:
 
 # ---------------------------------------------------------------- comparing
 
-# What a resumed run may change without a word: these alter no weight.
+# What a resumed run may change without a word: these alter no weight, or (data.train: the same images may lie elsewhere)
+# another question is asked about them, whether the fingerprint is the same.
 _FREE = (
-    "name paper note expected* select.* eval.* data.about data.eval data.eval_split data.workers data.resident "
+    "name paper note expected* select.* eval.* data.about data.train data.train_split data.eval data.eval_split data.workers data.resident "
     "data.eval_* train.log_* train.save_* train.keep_* train.compact_* train.publish_* train.stop_after_evals train.micro_batch_size "
     "train.compile train.kernels train.checkpoint_blocks train.parallel train.sharded_checkpoints train.stop_after_minutes "
     "train.max_minutes train.stall_timeout_s train.skip_nonfinite train.trackers train.sure"
 ).split()
 # What cannot change: the checkpoint holds tensors of this shape, or the sample order would break.
 _FIXED = (
-    "model.* data.train data.train_split data.sampling data.repeats train.batch_size train.seed optim.name "
+    "model.* data.sampling data.repeats train.batch_size train.seed optim.name "
     "optim.momentum_dtype objective.loss objective.mask_target objective.decoder_* ema.* adapt.*"
 ).split()
 

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,22 @@ def test_other_data_is_refused_until_accepted(tiny, tmp_path):
     done = tiny.run(out)
     assert done.code == 5 and "--accept-dataset-change" in done.text
     assert tiny.run(out, "--accept-dataset-change").code == 0
+
+
+def test_the_same_images_may_lie_somewhere_else(tiny, tmp_path):
+    """A checkpoint that was carried to another machine finds its data under another address."""
+    for place in ("here", "there"):
+        for number in range(24):
+            path = tmp_path / place / "photos" / f"{number % 4}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 255, (32, 32, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+    out = tmp_path / "run"
+    keys = ("train.sure=true", "data.eval_split=train[:8]", "data.train_split=train[8:]")
+    assert tiny.run(out, f"data.train={tmp_path}/here/photos", *keys, env={"VITRAIL_FAULT": "step.done:4=term"}).code == 75
+    done = tiny.run(out, f"data.train={tmp_path}/there/photos", *keys)
+    assert done.code == 0, done.text
+    assert tiny.run(out, f"data.train={tmp_path}/there/photos", *keys[:-1], "data.train_split=train[9:]").code == 5
 
 
 def _rewrite(folder, text):

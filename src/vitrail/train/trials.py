@@ -146,7 +146,9 @@ class Book:
         self.splits = splits
         if saved is None:
             return
-        changes = [change for change in diff(from_dict(saved["recipe"]), self.recipe) if change.kind != "free"]
+        changes = [
+            change for change in diff(from_dict(saved["recipe"]), self.recipe) if change.kind != "free" or change.key == "data.train"
+        ]
         told = [str(change) for change in changes]
         if saved["splits"] != asdict(splits):
             told.append(f"splits: {saved['splits']} -> {asdict(splits)}")
