@@ -36,7 +36,7 @@ from vitrail.runtime.device import pick_device
 from vitrail.runtime.disk import fsync_directory, write_atomic
 from vitrail.runtime.progress import Progress, duration
 
-__all__ = ["Features", "Frozen", "extract_features", "view_of"]
+__all__ = ["Features", "Frozen", "exact_device", "extract_features", "view_of"]
 
 VIEWS = ("eval", "paper")
 
@@ -292,6 +292,12 @@ class Frozen:
     def spent(self) -> Spent:
         """Since this was made: reading, the model, and what was done with the features."""
         return self.meter.read(self.asked)
+
+
+def exact_device(name: str | None) -> torch.device:
+    """Where features are solved on: float64 is needed, which Apple's GPUs do not have."""
+    place = pick_device(name)
+    return torch.device("cpu") if place.type == "mps" else place
 
 
 def name_of(model: Any) -> str:

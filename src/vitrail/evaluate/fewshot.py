@@ -21,11 +21,10 @@ from torch import nn
 
 from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluate.features import Features, Frozen, hits_of
+from vitrail.evaluate.features import Features, Frozen, exact_device, hits_of
 from vitrail.evaluate.intervals import Interval, over_seeds, wilson
 from vitrail.evaluate.leastsquares import LeastSquares, choose_shots
 from vitrail.evaluate.spent import Spent
-from vitrail.runtime.device import pick_device
 
 __all__ = ["FewShot", "FewShotRun", "fewshot"]
 
@@ -130,7 +129,7 @@ def fewshot(
         test = frozen.features(frozen.source(test_split, "test")).labelled()
         train = frozen.features(source, np.unique(np.concatenate(drawn)))
         train = _as_whole(train, labels)
-    place = pick_device(device)
+    place = exact_device(device)
     test = test.labelled()
     found = _measure(name, where, train, test, sorted(set(shots)), list(seeds), list(l2), place, keep_predictions)
     return replace(found, spent=frozen.spent()) if frozen else found

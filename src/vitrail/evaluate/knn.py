@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError
-from vitrail.evaluate.features import Features, Frozen
+from vitrail.evaluate.features import Features, Frozen, exact_device
 from vitrail.evaluate.intervals import Interval, wilson
 from vitrail.evaluate.spent import Spent
-from vitrail.runtime.device import pick_device
 
 __all__ = ["Neighbours", "knn", "votes"]
 
@@ -96,7 +95,7 @@ def knn(
     if not len(train) or not len(test):
         raise DataError(f"{train.source}: no labelled image can be read.")
     counts = sorted({min(one, len(train)) for one in k})
-    place = pick_device(device)
+    place = exact_device(device)
     hits = dict.fromkeys(counts, 0)
     for at in range(0, len(test), BLOCK):
         likeness, labels = nearest_rows(_unit(test.features[at : at + BLOCK], place), train, counts[-1], place)

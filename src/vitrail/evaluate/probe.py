@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from vitrail.data.split import shuffled
 from vitrail.data.transform import Preprocess
 from vitrail.errors import DataError, UsageError, nearest
-from vitrail.evaluate.features import Features, Frozen, hits_of
+from vitrail.evaluate.features import Features, Frozen, exact_device, hits_of
 from vitrail.evaluate.intervals import Interval, wilson
 from vitrail.evaluate.leastsquares import LeastSquares
 from vitrail.evaluate.spent import Spent
-from vitrail.runtime.device import pick_device
 
 __all__ = ["Logistic", "Probe", "linear_probe", "probe"]
 
@@ -134,7 +133,7 @@ def linear_probe(
     fit_on, held, whole = _held_out(train, dev.labelled() if dev else None, seed)
     if not len(fit_on) or not len(test):
         raise DataError(f"{train.source}: no labelled image can be read.")
-    classes, place = len(train.classes) or int(max(train.labels.max(), test.labels.max())) + 1, pick_device(device)
+    classes, place = len(train.classes) or int(max(train.labels.max(), test.labels.max())) + 1, exact_device(device)
     fit = _logistic if method == "lbfgs" else _ridge
     accuracy: dict[float, float] = {}
     for strength, predict in fit(fit_on, classes, strengths if len(strengths) > 1 else [], place, steps):
