@@ -22,6 +22,7 @@ Peers are measured where they can be imported: PYTHONPATH may name a folder of p
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -45,6 +46,8 @@ VARIANTS = {
     "fused": ["train.precision=bf16"],
     "fp8": ["train.precision=fp8"],
 }
+NEEDED = ("torch", "triton", "click", "rich", "safetensors", "huggingface_hub", "PIL", "pytest", "timm", "transformers", "torchvision",
+          "vit_pytorch", "einops")  # fmt: skip
 LEAST_S = 60  # a job is not begun with less
 
 
@@ -118,6 +121,8 @@ def measurements(part: str, model: str) -> Iterator[Job]:
 def run_all(given: argparse.Namespace) -> None:
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
+    if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(f"not importable here: {', '.join(absent)} (PYTHONPATH may name a folder that has them)", flush=True)
     done: dict[str, Any] = json.loads(Path(given.before).read_text()) if given.before else {}
     end = time.monotonic() + 60 * given.minutes
     for job in jobs(given):
@@ -285,7 +290,9 @@ def curve(variant: str, data: str, steps: str, model: str) -> dict[str, Any]:
         "train.save_every_steps=100000", f"eval.every_steps={steps}", "train.sure=true", *VARIANTS[variant],
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "vitrail", "train", *keys, "--out", f"{folder}/run", "--json"]
+        recipe = Path(folder, "curve.toml")
+        recipe.write_text('name = "curve"\n')
+        command = [sys.executable, "-m", "vitrail", "train", str(recipe), *keys, "--out", f"{folder}/run", "--json"]
         begun = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
