@@ -8,6 +8,7 @@ Class names come from a classes.txt or classes.json beside the shards, or from l
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -35,10 +36,10 @@ class Keys(Sequence[str]):
 
     def __init__(self, shards: Sequence[str], keys: Sequence[Names]) -> None:
         self.shards, self.keys = Names(shards), list(keys)
-        self.ends = np.cumsum([len(names) for names in keys], dtype=np.int64)
+        self.ends: list[int] = np.cumsum([len(names) for names in keys], dtype=np.int64).tolist()
 
     def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
+        return self.ends[-1] if self.ends else 0
 
     @overload
     def __getitem__(self, i: int) -> str: ...
@@ -49,8 +50,8 @@ class Keys(Sequence[str]):
             return [self[k] for k in range(*i.indices(len(self)))]
         if not 0 <= i < len(self):
             raise IndexError(i)
-        k = int(np.searchsorted(self.ends, i, side="right"))
-        return f"{self.shards[k]}/{self.keys[k][i - (int(self.ends[k - 1]) if k else 0)]}"
+        k = bisect_right(self.ends, i)
+        return f"{self.shards[k]}/{self.keys[k][i - (self.ends[k - 1] if k else 0)]}"
 
     def update(self, digest: Any) -> None:
         self.shards.update(digest)
@@ -64,14 +65,14 @@ class TarImages(Listing):
 
     files: Any = None
     paths: Names = field(default_factory=Names)
-    ends: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of the shards, in rows of the tables
+    ends: list[int] = field(default_factory=list)  # of the shards, in rows of the tables
     starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     rows: np.ndarray | None = None  # the row of each sample, where some are left out
 
     def read(self, i: int) -> Record:
         row = i if self.rows is None else int(self.rows[i])
-        path = self.paths[int(np.searchsorted(self.ends, row, side="right"))]
+        path = self.paths[bisect_right(self.ends, row)]
         data = self.files.read_range(path, int(self.starts[row]), int(self.lengths[row]))
         return Record(data, self.label(i), self.id(i))
 
@@ -133,7 +134,7 @@ class Tar:
         lengths = runs(counts, shards_bytes, SMALL_BYTES) if self.files.local else None  # a store answers any request alike
         return TarImages(
             self.name, split, classes, labels, ids, several, say_if_sorted(labels, lengths), problems=problems.found(),
-            shards=lengths, files=self.files, paths=Names(paths), ends=ends,
+            shards=lengths, files=self.files, paths=Names(paths), ends=ends.tolist(),
             starts=np.concatenate([shard.starts for shard in shards]),
             lengths=np.concatenate([shard.sizes for shard in shards]), rows=rows,
         )  # fmt: skip
