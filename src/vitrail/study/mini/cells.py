@@ -7,6 +7,7 @@ OUT/runs/NAME-s0/           the training run (its checkpoints go when the cell i
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import re
 import shutil
@@ -97,6 +98,7 @@ def run_cell(cell: Cell, seed: int, setting: Setting) -> CellResult:
     write_atomic(done, json.dumps(result.to_dict(), indent=1).encode())
     for checkpoints in folder.glob("*/checkpoints"):
         shutil.rmtree(checkpoints)
+    gc.collect()  # pictures that lay on a GPU make room for the next cell's
     return result
 
 

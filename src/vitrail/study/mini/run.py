@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from vitrail.study.mini.table import Study
 __all__ = ["Settled", "study"]
 
 FEWEST_STEPS = 20
-PROBES = (4, 16)  # steps of the two trial runs by which the length is settled
+PROBES = (1, 5, 45)  # steps of the trial runs by which the length is settled; the first only warms up
 
 
 @dataclass(frozen=True)
@@ -107,21 +108,23 @@ def _run(setting: Setting, seeds: int, line: Progress) -> list[CellResult]:
 
 
 def steps_for(setting: Setting, minutes: float, seeds: int, line: Progress) -> int:
-    """Steps a run so that all runs fit: two short trial runs of each kind of cell tell a step's cost and what comes with a run."""
+    """Steps a run so that all runs fit: short trial runs of each kind of cell tell a step's cost and what comes with a run."""
     line.say("measuring the speed of each kind of cell")
+    began = time.monotonic()
     kinds: dict[tuple[str, str], list[Cell]] = {}
     for cell in setting.design.cells:
         kinds.setdefault((repr(cell.model), cell.pretrain), []).append(cell)
     fixed = a_step = 0.0
     for cells in kinds.values():
         largest = max(cells, key=lambda cell: cell.percent)
-        short, long = (_seconds(largest, setting, steps) for steps in PROBES)
-        slope = max(1e-6, (long - short) / (PROBES[1] - PROBES[0]))
+        _, short, long = (_seconds(largest, setting, steps) for steps in PROBES)
+        slope = max(1e-6, (long - short) / (PROBES[2] - PROBES[1]))
         a_step += slope * len(cells)
-        fixed += max(0.0, short - slope * PROBES[0]) * len(cells)
-    steps = int((minutes * 60 / seeds - fixed) / a_step) if math.isfinite(a_step) else 0
+        fixed += max(0.0, short - slope * PROBES[1]) * len(cells)
+    tried = time.monotonic() - began
+    steps = int(((minutes * 60 - tried) / seeds - fixed) / a_step)
     if steps < FEWEST_STEPS:
-        need = seeds * (fixed + FEWEST_STEPS * a_step) / 60
+        need = (tried + seeds * (fixed + FEWEST_STEPS * a_step)) / 60
         raise UsageError(
             f"{len(setting.design.cells)} cells and {seeds} seeds do not fit into {minutes:g} minutes on this machine.",
             hint=f"--minutes {math.ceil(need)} or more, or fewer --seeds",
