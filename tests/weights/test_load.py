@@ -141,6 +141,22 @@ def test_a_model_without_its_size_copies_before_its_first_input_too():
     assert twin.card.transform().image_size == (48, 32)
 
 
+def test_a_model_saved_before_its_first_input_still_waits_for_it(tmp_path):
+    model = build(ViTConfig(**SMALL | {"image_size": (16, 48)})).eval()
+    file = vitrail.convert(model, tmp_path / "npz", to="npz").files[0]
+    waiting = vitrail.save_model(vitrail.load_model(file), tmp_path / "waiting.safetensors")
+    x = torch.randn(1, 3, 16, 48)
+    for again in (vitrail.load_model(waiting), vitrail.load_model(waiting, image_size=(16, 48))):
+        assert torch.equal(again.tokens(x), model.tokens(x))
+        assert type(again) is type(model) and not any("first input" in note for note in again.card.notes)
+        settled = vitrail.load_model(vitrail.save_model(again, tmp_path / "settled.safetensors"))
+        assert type(settled) is type(model) and settled.config.image_size == (16, 48)
+    with pytest.raises(UsageError, match="12 positions of an unknown grid"):
+        vitrail.load_model(waiting, image_size=(32, 32))
+    resized = vitrail.load_model(SINCOS).resize((48, 32))
+    assert resized.config.image_size == (48, 32) and not any("first input" in note for note in resized.card.notes)
+
+
 @pytest.mark.parametrize("options", [{"position": "none"}, {"registers": 2, "position_class": False}, {"registers": 2, "pool": "gap"},
                                      {"registers": 2, "position_registers": True}])  # fmt: skip
 def test_the_first_input_settles_how_many_rows_of_the_positions_are_patches(options, tmp_path):

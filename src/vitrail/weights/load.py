@@ -50,6 +50,7 @@ NAMES = (
     "open_clip_pytorch_model.bin",
 )
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+OPEN = "image size: not in the file; the first input settles it"
 MOST_LISTED = 1000  # names of one kind in one error
 
 
@@ -98,9 +99,7 @@ def load_model(
     model, hashes = _filled(plan, allow_nonfinite)
     card = plan.card.replace(hashes=hashes)
     model.card = card if plan.format is None else card.replace(**_provenance(str(where), path))  # type: ignore[assignment]
-    if not plan.size_known and said.image_size is None and isinstance(model, VisionTransformer):
-        model.__class__ = Unsettled
-        _note(model, "image size: not in the file; the first input settles it")
+    _leave_open(model, plan, said.image_size)
     _change_channels(model, channels)
     _change_patch(model, patch_size, said.image_size)
     _change_size(model, said.image_size)
@@ -434,6 +433,18 @@ def _note(model: nn.Module, *notes: str) -> None:
     model.card = dataclasses.replace(card, notes=(*card.notes, *notes))  # type: ignore[assignment]
 
 
+def _leave_open(model: nn.Module, plan: Plan, wanted: tuple[int, int] | None) -> None:
+    """A model without its image size waits for its first input; also when it was saved as one of ours before that came."""
+    again = OPEN in plan.card.notes
+    if not isinstance(model, VisionTransformer) or (plan.size_known and not again) or (wanted is not None and not again):
+        return
+    model.__class__ = Unsettled
+    if not again:
+        _note(model, OPEN)
+    if wanted is not None:
+        cast(Unsettled, model).settle(wanted)
+
+
 def _change_channels(model: Any, channels: int | None) -> None:
     """Another number of channels: repeated or added up."""
     if channels is None or channels == model.config.channels:
@@ -497,7 +508,8 @@ class Unsettled(VisionTransformer):
                 hint="load_model(…, image_size=(rows, columns)) with the size they were trained at, then resize",
             )
         self.__class__ = VisionTransformer  # type: ignore[assignment]
-        return self.resize(image_size)
+        self.resize(image_size)
+        return closed(self)
 
     def settle(self, seen: tuple[int, int]) -> None:
         """A learned table goes to the grid it fits, everything else to any."""
@@ -505,9 +517,9 @@ class Unsettled(VisionTransformer):
             config, position = self.fitting(seen), cast(LearnedPosition, self.position)
             self.__class__ = VisionTransformer  # type: ignore[assignment]
             self.config, position.grid, position.prefix_rows = config, config.grid, config.position_prefix
+            closed(self)
         else:
             self.resize(seen)
-        self.card = card_of(self)
 
     def fitting(self, seen: tuple[int, int]) -> ViTConfig:
         """The table's rows are the patches', and those of none, some or all of the tokens before them: by convention, else as they fit."""
@@ -521,3 +533,10 @@ class Unsettled(VisionTransformer):
             f"and an image of {_by(seen)} has {_by(config.grid)} patches.",
             hint="load_model(…, image_size=(rows, columns)) with the size they were trained at",
         )
+
+
+def closed(model: VisionTransformer) -> VisionTransformer:
+    """Its card says the size from now on."""
+    card = card_of(model)
+    model.card = card.replace(notes=tuple(note for note in card.notes if note != OPEN))  # type: ignore[assignment]
+    return model
