@@ -49,7 +49,9 @@ def test_every_verb_explains_itself(verb):
     for leaf in leaves:
         options = {name for p in leaf.params for name in p.opts}
         assert "--json" in options, f"{verb} {leaf.name} has no --json"
-        assert all(getattr(p, "help", True) for p in leaf.params if isinstance(p, click.Option)), f"an option of {verb} {leaf.name} has no help"
+        assert all(getattr(p, "help", True) for p in leaf.params if isinstance(p, click.Option)), (
+            f"an option of {verb} {leaf.name} has no help"
+        )
 
 
 def test_an_unknown_verb_gets_the_nearest_name_and_exit_code_2():
@@ -95,3 +97,11 @@ def test_a_decode_error_survives_the_trip_from_a_worker():
 
     error = pickle.loads(pickle.dumps(DecodeError("truncated", "cut at 10 bytes", where="a.jpg")))
     assert (error.reason, error.where, error.exit_code) == ("truncated", "a.jpg", 3)
+
+
+def test_of_several_ranks_the_first_prints(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        cli.emit({"rank": rank}, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"rank": "0"}

@@ -68,6 +68,20 @@ def test_every_level_is_measured_as_it_is_stored(tree, make_model, answer_by_han
     assert any("32 x 32" in note for note in told.notes)
 
 
+def test_from_the_command_line(tree, make_model, tmp_path, capsys):
+    from vitrail.cli import main
+    from vitrail.weights.store import save_model
+
+    model = make_model(1000)
+    save_model(model, tmp_path / "m.safetensors", card=model.card)
+    arguments = ["eval", str(tmp_path / "m.safetensors"), "--data", str(tree), "--protocol", "imagenet-c", "--allow", "empty-class"]
+    assert main([*arguments, "--cache", str(tmp_path / "kept"), "--workers", "0", "--device", "cpu"]) == 0
+    assert "gaussian_noise" in capsys.readouterr().out
+    assert main([*arguments, "--cache", str(tmp_path / "kept"), "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["passes"] == 0  # every answer was kept
+    assert main([*arguments, "--split", "val"]) == 2
+
+
 def test_folders_and_options_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(DataError, match="no corruption"):
         find_levels(tmp_path)

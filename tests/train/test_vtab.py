@@ -114,6 +114,17 @@ def test_an_interrupted_score_goes_on_with_the_task_that_is_next(weights, root, 
     assert begun == ["dtd", "camelyon", "camelyon"] and len(score.runs) == 2
 
 
+def test_a_setting_can_be_chosen_without_the_test_images(weights, root, tmp_path, monkeypatch):
+    seen = []
+    whole = room.train
+    monkeypatch.setattr(room, "train", lambda recipe, *a, **k: (seen.append(recipe.data.train_split), whole(recipe, *a, **k))[1])
+    options = {"root": root, "out": tmp_path, "overrides": QUICK, "device": "cpu", "progress": False, "tasks": ["camelyon"]}
+    score = vtab(weights, dev=True, **options)
+    assert seen == ["train800"] and score.runs[0].images == 200 and "no test image" in str(score)
+    with pytest.raises(UsageError, match="another --out"):
+        vtab(weights, **options)
+
+
 def test_frozen_features_give_a_score_in_moments(weights, root, tmp_path, capsys):
     arguments = [
         "vtab",

@@ -20,6 +20,7 @@ from vitrail.errors import UsageError
 @click.option("--ids", multiple=True, metavar="TASK=FILE", help="JSON lists of the official images of that copy: train800, val200, test.")
 @click.option("--linear", is_flag=True, help="A linear classifier on frozen features instead of fine-tuning.")
 @click.option("--method", type=click.Choice(["ridge", "lbfgs"]), default="ridge", show_default=True, help="With --linear: which.")
+@click.option("--dev", is_flag=True, help="Train on train800, measure on val200: to choose a setting without the test images.")
 @click.option("--seeds", default="0", show_default=True, help="A fine-tuning of every task each (the paper: three).")
 @click.option("--out", default=None, type=click.Path(file_okay=False), help="Directory of the runs (default: runs/vtab-WEIGHTS).")
 @click.option("--keep", is_flag=True, help="Keep the weights and checkpoints of every task.")

@@ -65,6 +65,11 @@ class Evaluation:
             row["ap"] = None if np.isnan(ap) else float(ap)
         return rows
 
+    def hardest(self, most: int) -> list[tuple[str, float, int]]:
+        """(class, its accuracy, its images) of the classes that are right least often."""
+        known = [(row["class"], row["recall"], row["images"]) for row in self.per_class() if row["images"]]
+        return sorted(known, key=lambda row: row[1])[:most]
+
     def to_dict(self) -> dict[str, Any]:
         said = {"real": self.real, "mean_ap": self.mean_ap, "temperature": self.scaling, "speed": self.speed}
         return {
@@ -109,6 +114,9 @@ class Evaluation:
         lines.append(f"calibration  ECE {_points(self.ece)}")
         if self.scaling is not None:
             lines.append(f"  scaled     {self.scaling}")
+        hardest = self.hardest(3)
+        if len(hardest) > 1:
+            lines.append("hardest      " + ", ".join(f"{name} {100 * recall:.1f} % of {images:,}" for name, recall, images in hardest))
         for true, said, count in self.counts.confused(3):
             lines.append(f"mistaken     {self.classes[true]} for {self.classes[said]}: {count:,}")
         lines.append(f"cost         {self.spent}, {self.precision}")

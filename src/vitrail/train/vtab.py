@@ -52,6 +52,7 @@ def vtab(
     ids: Mapping[str, str] | None = None,
     seeds: Sequence[int] = (0,),
     linear: bool = False,
+    dev: bool = False,
     method: str = "ridge",
     image_size: int | None = None,
     overrides: Iterable[str] = (),
@@ -69,6 +70,7 @@ def vtab(
     seeds: one fine-tuning of every task each (the paper: three).
     linear: frozen features and a linear classifier (`method`: "ridge" or "lbfgs"; options: those of
         `extract_features`) instead of fine-tuning.
+    dev: train on train800 and measure on val200, to choose a setting (`overrides`) without the test images.
     image_size: pixels; default: 12/7 of the pre-training's (224 -> 384) where that was 160 to 320, else the same.
     overrides: recipe keys over the protocol, "train.steps=500"; the result says so.
     The same call goes on where an interrupted one stopped.
@@ -81,8 +83,11 @@ def vtab(
     changes = tuple(overrides)
     if linear and changes:
         raise UsageError("a linear classifier on frozen features has no recipe.", hint="leave out " + " ".join(changes))
+    if linear and dev:
+        raise UsageError("a linear classifier chooses its regulariser on val200 by itself.", hint="leave out --dev")
     how = LINEAR[method] if linear else "fine-tuned as in Table 4" + (f", but {' '.join(changes)}" if changes else "")
-    where = Path(out) if out is not None else Path("runs") / f"vtab-{short_name(model)}{'-linear' if linear else ''}"
+    how += "; trained on train800, measured on val200: no test image" if dev else ""
+    where = Path(out) if out is not None else Path("runs") / f"vtab-{short_name(model)}{'-linear' if linear else '-dev' if dev else ''}"
     with distributed.group(), ExitStack() as stack:
         if distributed.is_main():
             RunDirectory(where).prepare()
@@ -93,7 +98,7 @@ def vtab(
         book.open()
         stop = stack.enter_context(StopRequest())
         bench = Bench(
-            model, loaded, addresses, book, image_size, changes, keep, device, progress, say if distributed.is_main() else None, stop
+            model, loaded, addresses, book, image_size, changes, dev, keep, device, progress, say if distributed.is_main() else None, stop
         )
         for task in here:
             for seed in seeds[:1] if linear else seeds:  # nothing is drawn in a linear fit
@@ -206,6 +211,7 @@ class Bench:
     book: Book
     image_size: int | None
     changes: tuple[str, ...]
+    dev: bool
     keep: bool
     device: str | None
     progress: bool
@@ -218,11 +224,12 @@ class Bench:
             self.between(task)
             view = self.model.card.transform()
             recipe = recipe_for(task, self.name, self.model.config, view, self.addresses[task.name], self.image_size, seed)
-            recipe = override(recipe, self.changes)
+            train_split, test_split = ("train800", "val200") if self.dev else ("train", "test")
+            recipe = override(replace(recipe, data=replace(recipe.data, train_split=train_split)), self.changes)
             self.tell(f"{task.name}, seed {seed}: {recipe.total_steps()} steps at {recipe.model.image_size} pixels")
             trained = train(recipe, folder, device=self.device, progress=self.progress)
             found = evaluate(
-                str(folder / "last.safetensors"), self.addresses[task.name], split="test", device=self.device, bootstrap=0,
+                str(folder / "last.safetensors"), self.addresses[task.name], split=test_split, device=self.device, bootstrap=0,
                 cache=folder / "kept", progress=self.progress,
             )  # fmt: skip
             cost = trained.exaflops + found.spent.flops / 1e18
