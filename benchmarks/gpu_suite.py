@@ -11,6 +11,7 @@
     infer      large batches
     latency    one image
     profile    where our step's time goes beside timm's, by class of kernel, and what that is of the products' floor
+    kernels    the optimizer's pass and the casts to fp8 by themselves: bytes a second, tile sizes, ways to multiply
     curves     the same seed trained plain, fused and in fp8 (needs --data)
 
 Each job is a process of its own with a time limit: a kernel that fails takes nothing with it. Results
@@ -37,7 +38,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PARTS = ("tests", "train", "memory", "infer", "latency", "profile", "curves")
+PARTS = ("tests", "train", "memory", "infer", "latency", "profile", "kernels", "curves")
 MODELS = ("B/16", "L/16", "H/14")
 TRAIN_BATCH = {"B/16": 256, "L/16": 128, "H/14": 64}
 PEERS = ("timm", "hf", "torchvision", "vit-pytorch")
@@ -71,6 +72,8 @@ def jobs(given: argparse.Namespace) -> Iterator[Job]:
     for part in given.only:
         if part == "tests":
             yield Job("tests", (this, "--job", "tests"), 540)
+        elif part == "kernels":
+            yield Job("kernels", (this, "--job", "kernels"), 240)
         elif part == "curves":
             for variant in VARIANTS if given.data else ():
                 yield Job(f"curves {variant}", (this, "--job", "curves", variant, given.data, str(given.steps), given.curve_model), 420)
@@ -282,6 +285,104 @@ def class_of(operation: str, kernel: str) -> str:
     return "elementwise"  # what the compiler fused: norms, activations, casts, residual sums
 
 
+def single_kernels() -> dict[str, Any]:
+    """(what, milliseconds, TB/s or TFLOP/s) of the passes around the fused blocks."""
+    import torch
+
+    found: list[dict[str, Any]] = []
+
+    def timed(what: str, once: Any, *, gigabytes: float = 0.0, teraflops: float = 0.0) -> None:
+        from vitrail.runtime.stopwatch import Timing, passes
+
+        try:
+            ms = 1e3 * Timing.of(passes(once, torch.device("cuda", 0), warm_up=5, runs=50, budget_s=1.0)).median
+        except Exception as error:  # one that does not compile must not hide the others
+            found.append({"what": what, "error": " ".join(f"{type(error).__name__}: {error}".split())[:160]})
+            return
+        found.append({"what": what, "ms": round(ms, 4), "TB/s": round(gigabytes / ms, 3), "TFLOP/s": round(1e3 * teraflops / ms, 1)})
+
+    optimizer_passes(timed)
+    casts(timed)
+    products(timed)
+    good = sum("ms" in row for row in found)
+    return {"kernels_alone": found, "device": torch.cuda.get_device_name(0), "summary": f"{good} of {len(found)} timed"}
+
+
+def optimizer_passes(timed: Any) -> None:
+    """B/16's 86.6 million weights: one pass, and torch's fused AdamW with the average beside it."""
+    import torch
+
+    from vitrail.config import EmaSpec, OptimSpec
+    from vitrail.model.variants import create_model
+    from vitrail.train.ema import Ema
+    from vitrail.train.optim import AdamW, build_optimizer
+
+    one_pass = AdamW._one_pass
+    for way in ("one pass", "torch fused"):
+        model = create_model("B/16").cuda()
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        weights = sum(p.numel() for p in model.parameters())
+        for averaged in (False, True):
+            AdamW._one_pass = one_pass if way == "one pass" else property(lambda self: False)  # type: ignore[method-assign, assignment]
+            optimizer = build_optimizer(model.named_parameters(), OptimSpec(weight_decay=0.1, clip_norm=1.0))
+            ema = Ema(model, EmaSpec(decay=0.999)) if averaged else None
+            if ema is not None:
+                optimizer.carry(ema)
+
+            def once(optimizer: Any = optimizer, ema: Any = ema, model: Any = model) -> None:
+                info = optimizer.step(1e-4)
+                if ema is not None:
+                    ema.update(model, info.applied, optimizer.carried)
+
+            least = (4 + 28 + (8 if averaged else 0)) * weights / 1e9  # norm; p, g, m, v in and p, m, v out; average in and out
+            timed(f"norm, clip and AdamW{' and average' if averaged else ''}: {way}", once, gigabytes=least)
+        AdamW._one_pass = one_pass  # type: ignore[method-assign]
+
+
+def casts(timed: Any) -> None:
+    """bfloat16 (tokens of a B/16 batch, width) to fp8, as it is and turned."""
+    import torch
+
+    from vitrail.kernels import quantise
+
+    scale = torch.ones((), device="cuda")
+    for width in (768, 3072):
+        x = torch.randn(50432, width, device="cuda", dtype=torch.bfloat16)
+        for rows, columns, warps in ((128, 64, 8), (128, 128, 8), (64, 64, 4), (64, 128, 4), (128, 64, 4), (256, 64, 8)):
+            quantise.ROWS, quantise.COLUMNS, quantise.WARPS = rows, columns, warps
+            for sums in (False, True):
+                once = lambda x=x, sums=sums: quantise.quantise_tiles(x, scale, torch.float8_e4m3fn, len(x), sums)
+                what = f"cast {tuple(x.shape)}{', sums' if sums else ''}: tiles {rows} x {columns}, {warps} warps"
+                timed(what, once, gigabytes=4 * x.numel() / 1e9)
+
+
+def products(timed: Any) -> None:
+    """fc1 of B/16 forward, and its weight gradient: bf16, fp8 with fast and with full accumulation, one scale a row."""
+    import torch
+
+    m, k, n = 50432, 768, 3072
+    x, w, g = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
+    x8, w8, one = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    of_rows, of_columns = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
+    g8t, x8t = g.t().contiguous().to(torch.float8_e5m2), x.t().contiguous().to(torch.float8_e4m3fn)
+    flops = {"teraflops": 2 * m * k * n / 1e12}
+    timed("fc1 bf16", lambda: x @ w.t(), **flops)
+    for fast in (True, False):
+        how = "fast" if fast else "full"
+        timed(
+            f"fc1 fp8, {how}",
+            lambda fast=fast: torch._scaled_mm(x8, w8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast),
+            **flops,
+        )
+        rows = lambda fast=fast: torch._scaled_mm(x8, w8.t(), of_rows, of_columns, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        timed(f"fc1 fp8, a scale a row, {how}", rows, **flops)
+        for out in (torch.float32, torch.bfloat16):
+            gradient = lambda fast=fast, out=out: torch._scaled_mm(g8t, x8t.t(), one, one, out_dtype=out, use_fast_accum=fast)
+            timed(f"fc1's weight gradient fp8, {how}, {out}", gradient, **flops)
+    timed("fc1's weight gradient bf16", lambda: g.t() @ x, **flops)
+
+
 def curve(variant: str, data: str, steps: str, model: str) -> dict[str, Any]:
     """Losses of a run, step by step, and what it reached."""
     keys = [
@@ -309,7 +410,7 @@ def curve(variant: str, data: str, steps: str, model: str) -> dict[str, Any]:
 
 def report(done: dict[str, Any]) -> str:
     parts = ["# Speed on a GPU", "", "Made by `python benchmarks/gpu_suite.py`; every job in a process of its own on one machine."]
-    parts += tables(done) + tests_said(done) + profiles(done) + curves(done)
+    parts += tables(done) + tests_said(done) + profiles(done) + kernels_said(done) + curves(done)
     failed = {name: job for name, job in done.items() if job.get("error") or job.get("failure")}
     if failed:
         parts += ["", "## Did not finish", "", *(f"- {name}: {job.get('error') or job.get('failure')}" for name, job in failed.items())]
@@ -354,6 +455,15 @@ def profiles(done: dict[str, Any]) -> list[str]:
     ]
 
 
+def kernels_said(done: dict[str, Any]) -> list[str]:
+    rows = done.get("kernels", {}).get("kernels_alone", [])
+    lines = ["", "## Passes by themselves", "", "| | ms | TB/s | TFLOP/s |", "| --- | --- | --- | --- |"] if rows else []
+    for row in rows:
+        figures = (row["error"], "", "") if "error" in row else (row["ms"], row["TB/s"] or "", row["TFLOP/s"] or "")
+        lines.append(f"| {row['what']} | {' | '.join(map(str, figures))} |")
+    return lines
+
+
 def curves(done: dict[str, Any]) -> list[str]:
     found = {job["variant"]: job for name, job in done.items() if name.startswith("curves") and job.get("losses")}
     if not found:
@@ -392,7 +502,7 @@ def main() -> None:
     if given.list:
         print("\n".join(f"{job.name:40} at most {job.limit_s} s" for job in jobs(given)))
     elif given.job:
-        work = {"tests": gpu_tests, "profile": profiled, "curves": curve}[given.job[0]]
+        work = {"tests": gpu_tests, "profile": profiled, "kernels": single_kernels, "curves": curve}[given.job[0]]
         print(json.dumps(work(*given.job[1:])))
     else:
         run_all(given)

@@ -73,6 +73,8 @@ def legend(bench: Bench) -> list[str]:
         said.append("x peer: images/s of ours over the fastest peer at the same model and batch, each at its best")
     if any(row.agrees is not None for row in rows):
         said.append("agrees: largest relative distance of the logits, from ours in fp32, or of the first losses, from the first row")
+    if any(row.case.mode.startswith("--fast") for row in rows):
+        said.append("--fast: its candidates, the best pass; agrees: their distributions' mean total variation from the exact model's")
     if bench.versions:
         said.append("versions: " + ", ".join(f"{name} {version}" for name, version in bench.versions.items()))
     return said + [f"note: {note}" for note in bench.notes]
