@@ -97,6 +97,8 @@ def test_bfloat16_is_for_processors_that_multiply_it(monkeypatch, instructions, 
     facts = look(SHAPES)
     assert proposal(facts, gpu=False).recipe.train.precision == said
     assert proposal(facts, gpu=True).recipe.train.precision == "auto"
+    narrow = propose("w", ViTConfig(width=64, heads=2), CARD, facts, Wishes(), gpu=False)
+    assert narrow.recipe.train.precision == "auto"
 
 
 def test_large_pictures_are_fine_tuned_larger_on_a_gpu(photos):

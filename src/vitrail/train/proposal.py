@@ -38,6 +38,7 @@ HYPERRULE = ((20_000, 500, 100), (500_000, 10_000, 500), (None, 20_000, 500))  #
 RULE_BATCH, RULE_RATE = 512, 0.01  # Table 4: batch 512; the middle of its grid …
 RULE_GRID = (0.001, 0.003, 0.01, 0.03)  # … which `vitrail sweep` tries
 CPU_BATCH, CPU_MINUTES = 32, 10.0
+BF16_WIDTH = 128  # without a GPU: narrower layers lose more by the conversions than they gain
 CPU_WATCHED = 1000  # images measured on the way without a GPU; the reported number is of all of them
 
 
@@ -169,7 +170,7 @@ def propose(weights: str, config: Any, card: Any, facts: Facts, wishes: Wishes, 
     reasons.append(f"SGD with momentum, rate {rate:g}" + ("" if wishes.lr else f" ({RULE_RATE:g} at a batch of {RULE_BATCH}, scaled)"))
     if wishes.adapt.train != "all" or wishes.adapt.frozen_blocks:
         reasons.append(f"only part of the weights learn: {_adapted(wishes.adapt)}")
-    if not gpu and hasattr(config, "depth") and cpu_multiplies_bf16():
+    if not gpu and hasattr(config, "depth") and config.width >= BF16_WIDTH and cpu_multiplies_bf16():
         reasons.append("products in bfloat16, which this processor multiplies faster (train.precision=fp32 does not)")
         train = replace(train, precision="bf16")
     loss = "sigmoid" if facts.multilabel else "softmax"
