@@ -85,6 +85,13 @@ def test_grey_models_are_tried_too(orchard, tmp_path):
     assert found["input range"].text.startswith("[-1, 1]: right 25 %")  # a zero head always says the first
 
 
+@pytest.mark.parametrize("options", [{"pool": "unpooled", "classes": 4}, {"classes": 0}, {"classes": 4, "channels": 5}])
+def test_what_gives_no_answer_to_compare_is_said_to_be_untried(options, orchard, tmp_path):
+    path = vitrail.save_model(vitrail.create_model("mu/16", image_size=32, **options), tmp_path / "model.safetensors")
+    found = {finding.about: finding for finding in vitrail.doctor(str(path), str(orchard[0])).findings}
+    assert "cannot be tried" in found["input range"].text and found["input range"].level == "note"
+
+
 def test_what_cannot_be_read_is_a_problem_and_the_exit_code_says_so(orchard, tmp_path, capsys):
     absent = vitrail.doctor(str(tmp_path / "nothing.safetensors"))
     assert [finding.about for finding in absent.problems] == ["weights"] and "no such file" in absent.problems[0].text

@@ -38,7 +38,8 @@ def fits(model: Any, some: Sequence[tuple[np.ndarray, int]], theirs: Sequence[st
     known = {name: i for i, name in enumerate(ours)}
     named = [known.get(name, -1) for name in theirs]
     labels = torch.tensor([label for _, label in some])
-    if model.config.channels not in (1, 3) or model.config.classes < 2 or not some or int(labels.max()) < 0:
+    one_answer = model.config.classes > 1 and getattr(model.config, "pool", "") != "unpooled"
+    if not one_answer or model.config.channels not in (1, 3) or not some or int(labels.max()) < 0:
         yield _by_name(ours, theirs, model.config.classes)
         yield Finding("note", "input range", "cannot be tried: that takes labelled images, and a head")
         return
