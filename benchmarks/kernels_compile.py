@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from vitrail.kernels import attention, gelu, norm
@@ -49,8 +50,9 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> d
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(made.asm["ptx"])
-        ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-        report = subprocess.run([ptxas, "-v", "-arch=sm_90a", path, "-o", path.with_suffix(".o")], capture_output=True, text=True)
+        report = subprocess.run(
+            [get_ptxas(90).path, "-v", "-arch=sm_90a", path, "-o", path.with_suffix(".o")], capture_output=True, text=True
+        )
     if report.returncode:
         raise RuntimeError(report.stderr)
     number = lambda pattern: int(re.search(pattern, report.stderr)[1])  # type: ignore[index]
@@ -95,7 +97,10 @@ def gelu_kernel(width: int, tile: Any, backward: bool) -> dict[str, int]:
 
 
 def line(what: str, layout: Any, found: dict[str, int]) -> None:
-    print(f"| {what} | {layout} | {found['registers']} | {found['spilled']} | {found['shared'] / 1024:.0f} KB | {found['wgmma']} |", flush=True)
+    print(
+        f"| {what} | {layout} | {found['registers']} | {found['spilled']} | {found['shared'] / 1024:.0f} KB | {found['wgmma']} |",
+        flush=True,
+    )
 
 
 def main(everything: bool) -> None:
@@ -105,7 +110,11 @@ def main(everything: bool) -> None:
         if width // heads in attention.WIDTHS and name != "L/16":  # one head of L/16 is one of B/16
             for backward, used, others in ((False, attention.FORWARD, FORWARD_TILES), (True, attention.BACKWARD, BACKWARD_TILES)):
                 for tiles in [used] + [attention.Tiles(*t) for t in others if everything and attention.Tiles(*t) != used]:
-                    line(f"{name} attention {('forward', 'backward')[backward]}", tiles, attention_kernel(tokens, width // heads, tiles, backward))
+                    line(
+                        f"{name} attention {('forward', 'backward')[backward]}",
+                        tiles,
+                        attention_kernel(tokens, width // heads, tiles, backward),
+                    )
         for backward, used_rows in ((False, norm.FORWARD), (True, norm.BACKWARD)):
             for rows in [used_rows] + [norm.Rows(*r) for r in NORM_ROWS if everything and norm.Rows(*r) != used_rows]:
                 for residual in (HALF, FULL):
