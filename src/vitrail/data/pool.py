@@ -209,7 +209,7 @@ class ThreadHand(Hand):
     def end(self) -> None:
         """Wait for its errand: a thread that the interpreter's end finds inside a codec takes the process down."""
         self.dismiss()
-        self.thread.join(10)
+        self.thread.join(3)
 
 
 class ProcessHand(Hand):
