@@ -30,21 +30,30 @@ def draw(design: Design, points: Sequence[Point], path: Path) -> Path | None:
 
 
 def over_x(design: Design, points: Sequence[Point], axes: Any) -> None:
-    for number, series in enumerate(dict.fromkeys(cell.series for cell, *_ in points)):
+    every = list(dict.fromkeys(cell.series for cell, *_ in points))
+    for number, series in enumerate(every):
         colour = COLOURS[number % len(COLOURS)]
         mine = sorted((point for point in points if point[0].series == series), key=lambda point: point[1])
-        axes.errorbar(
-            [x for _, x, _, _ in mine], [mean.value for _, _, mean, _ in mine], yerr=errors([mean for _, _, mean, _ in mine]),
-            color=colour, marker="o", capsize=3, label=series,
-        )  # fmt: skip
-        for _, x, _, seeds in mine:
+        places = [beside(x, number - (len(every) - 1) / 2, design) for _, x, _, _ in mine]
+        means = [mean for _, _, mean, _ in mine]
+        axes.errorbar(places, [mean.value for mean in means], yerr=errors(means), color=colour, marker="o", capsize=3, label=series)
+        for x, (_, _, _, seeds) in zip(places, mine):
             axes.plot([x] * len(seeds), seeds, ".", color=colour, alpha=0.35)
     if design.x_log:
         axes.set_xscale("log")
+    shared = sorted({x for _, x, _, _ in points})
+    if len(shared) * len(every) == len(points):  # the same places for every series: name them
+        axes.set_xticks(shared, [f"{x:g}" for x in shared])
+        axes.minorticks_off()
     axes.set_xlabel(design.x_label)
     axes.set_ylabel(design.measure)
     axes.legend()
     axes.grid(alpha=0.3)
+
+
+def beside(x: float, number: float, design: Design) -> float:
+    """A little to the side, so that the intervals of series at one place can be told apart."""
+    return x if design.x_compute else x * 1.04**number if design.x_log else x + 0.02 * number
 
 
 def by_row(design: Design, points: Sequence[Point], axes: Any) -> None:
