@@ -96,6 +96,10 @@ def test_unreadable_images_have_no_row_and_are_named(tmp_path):
     found = extract_features(make_model(), source, cache=tmp_path, workers=0)
     assert len(found) == 47 and found.unreadable == ("0", "17", "49")
     assert found.labels.tolist() == [k % 3 for k in range(50) if k not in (0, 17, 49)]
+    files[0] = files[1]  # the storage answers again: only the parts that lacked something are asked anew
+    source.images = files
+    again = extract_features(make_model(), source, cache=tmp_path, workers=0)
+    assert len(again) == 48 and again.asked < 50 and again.unreadable == ("17", "49")
 
 
 def test_the_papers_view_squashes_and_crops_the_centre():

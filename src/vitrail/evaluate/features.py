@@ -199,11 +199,21 @@ def _host(waiting: list[tuple[Tensor, Tensor]]) -> dict[str, np.ndarray]:
 
 
 def _finish(parts: Parts) -> Found:
-    """All parts as one array: in memory, or one file that is mapped."""
-    if parts.folder is None:
-        rows = parts.everything()
-        return rows["index"], rows.get("features", np.zeros((0, 0), np.float32))
+    """All parts as one array: one file that is mapped, or in memory.
+
+    Parts that lack an image which could not be read are not kept: its storage may answer tomorrow.
+    """
     distributed.barrier()
+    lost = None
+    if parts.folder is not None:
+        lost = np.setdiff1d(np.arange(len(parts.source)), np.concatenate([parts.read(k)["index"] for k in range(parts.count)]))
+    if lost is None or len(lost):
+        rows = parts.everything()
+        distributed.barrier()
+        if lost is not None and distributed.is_main():
+            parts.forget(lost)
+        return rows["index"], rows.get("features", np.zeros((0, 0), np.float32))
+    assert parts.folder is not None
     if distributed.is_main():
         _consolidate(parts)
     distributed.barrier()

@@ -64,7 +64,7 @@ class Spent:
     def __str__(self) -> str:
         where = f"{self.devices} x {self.device}" if self.devices > 1 else self.device
         if not self.passes:
-            return f"nothing: every answer was kept from before ({duration(self.seconds)})"
+            return f"{duration(self.seconds)}; no image was asked, every answer was kept from before"
         parts = [f"{duration(self.seconds)} on {where}", f"{self.rate:,.0f} images/s", quantity(self.flops, "FLOP")]
         parts += [f"MFU {100 * self.mfu:.0f} %"] if self.mfu is not None else []
         parts += [f"{self.joules / 3600:.3g} Wh"] if self.joules is not None else []
