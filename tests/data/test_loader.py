@@ -181,10 +181,11 @@ def test_a_closed_stream_says_so(source):
 
 
 def test_threads_have_ended_when_a_stream_is_closed(source):
+    before = set(threading.enumerate())
     with TrainStream(source, VIEW, batch_size=16, seed=0, workers=3, threads=True) as stream:
         next(stream)
-        assert sum(t.name.startswith("vitrail-data") for t in threading.enumerate()) == 3
-    assert not any(t.name.startswith("vitrail-data") for t in threading.enumerate())
+        assert sum(t.name.startswith("vitrail-data") for t in set(threading.enumerate()) - before) == 3
+    assert not any(t.name.startswith("vitrail-data") for t in set(threading.enumerate()) - before)
 
 
 LEFT_OPEN = """
