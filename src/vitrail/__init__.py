@@ -37,7 +37,6 @@ _PUBLIC = {
     "export": "vitrail.ship.export",
     "push": "vitrail.ship.push",
     "bench": "vitrail.study.bench",
-    "push": "vitrail.ship.push",
     "doctor": "vitrail.study.doctor",
     "reproduce": "vitrail.study.reproduce",
 }
