@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitrail.cli import main
 from vitrail.data.source import open_source
-from vitrail.errors import ResourceError, UsageError
+from vitrail.errors import DataError, ResourceError, UsageError
 from vitrail.evaluate.classify import evaluate
 from vitrail.weights.store import save_model
 
@@ -81,6 +81,16 @@ def test_a_temperature_is_not_judged_by_the_images_that_fitted_it(shapes_model):
     assert fine.scaling.images == 45 and fine.images == 45
     with pytest.raises(UsageError, match="one output"):
         evaluate(shapes_model, DATA, calibrate="train", class_map={"circle": [0], "square": [1], "triangle": [2]}, **options)
+
+
+def test_what_is_wrong_is_said_before_anything_is_asked(shapes_model, tmp_path, monkeypatch):
+    from vitrail.evaluate.survey import Asker
+
+    monkeypatch.setattr(Asker, "survey", lambda *a, **k: pytest.fail("images were asked"))
+    (tmp_path / "file").write_text("")
+    for wrong in ({"calibrate": "test"}, {"real": tmp_path / "file"}, {"out": tmp_path / "file"}):
+        with pytest.raises((UsageError, DataError, ResourceError)):
+            evaluate(shapes_model, DATA, workers=0, device="cpu", **wrong)
 
 
 def test_a_folder_that_cannot_be_written_is_named(shapes_model, tmp_path):

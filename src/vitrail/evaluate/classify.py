@@ -24,7 +24,7 @@ from vitrail.evaluate.answers import Answers
 from vitrail.evaluate.calibration import Scaling, fit_temperature, scale
 from vitrail.evaluate.classes import owner_by_map, owner_by_name, read_map
 from vitrail.evaluate.features import cache_folder, name_of
-from vitrail.evaluate.folder import write_folder
+from vitrail.evaluate.folder import prepare_folder, write_folder
 from vitrail.evaluate.imagenet import IN_ORDER, owner_by_wnid
 from vitrail.evaluate.intervals import Interval, bootstraps, wilson
 from vitrail.evaluate.metrics import Counts, average_precision, mean_known
@@ -93,20 +93,24 @@ def evaluate(
     source = _source(data, split, allow)
     table = read_map(class_map) if isinstance(class_map, str | os.PathLike) else class_map
     match = match_classes(asker.model, source, name, table, restrict, convention)
-    view = asker.model.card.transform()
-    survey = asker.survey(source, view, owner=match.owner, restrict=match.restrict, keep_scores=source.multilabel or calibrate is not None)
-    scaling = None
-    if calibrate is not None:
-        held = _held_out(data, calibrate, source, allow)
+    accepted = accepted_labels(real, source) if real else None
+    held = _held_out(data, calibrate, source, allow) if calibrate is not None else None
+    if held is not None:
         match.refuse_scaling()
-        fitted = asker.survey(held, view, owner=match.owner, restrict=match.restrict, keep_scores=True)
-        scaling = _scaled(survey.answers, fitted.answers, calibrate)
+    if out is not None:
+        prepare_folder(out)
+    view = asker.model.card.transform()
+    ask: dict[str, Any] = {"owner": match.owner, "restrict": match.restrict, "keep_scores": source.multilabel or held is not None}
+    survey, scaling = asker.survey(source, view, **ask), None
+    if held is not None:
+        fitted = asker.survey(held, view, **ask)
+        scaling = _scaled(survey.answers, fitted.answers, str(calibrate))
         survey = Survey(survey.answers, survey.unreadable, survey.spent + fitted.spent)
     spoken = dict.fromkeys((*source.notes, *match.notes, *(convention.note(len(source)) if convention else ())))
     fast = measure_speed(asker.model, device=asker.device, precision=asker.precision, batch_size=asker.batch_size) if speed else None
     result = _conclude(
         survey, source, bootstrap, keep_answers or out is not None, model=name, precision=asker.precision, protocol=protocol, views=views,
-        real=score_real(survey.answers.guesses[:, 0], survey.answers.index, accepted_labels(real, source)) if real else None,
+        real=score_real(survey.answers.guesses[:, 0], survey.answers.index, accepted) if accepted is not None else None,
         scaling=scaling, speed=fast, notes=tuple(spoken),
         folder=str(out) if out is not None else None,
     )  # fmt: skip

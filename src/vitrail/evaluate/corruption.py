@@ -23,6 +23,7 @@ from torch import nn
 from vitrail.data.source import open_source
 from vitrail.errors import DataError, UsageError
 from vitrail.evaluate.classify import match_classes, open_asker
+from vitrail.evaluate.folder import prepare_folder
 from vitrail.evaluate.intervals import Interval, wilson
 from vitrail.evaluate.protocols import find_protocol
 from vitrail.evaluate.score import part_counts
@@ -145,6 +146,8 @@ def corruption(
     options: batch_size, precision, device, workers, image_size, cache, progress, as of `evaluate`.
     """
     found = find_levels(folder)
+    if out is not None:
+        prepare_folder(out)
     asker, name = open_asker(model, **options)
     view = dataclasses.replace(asker.model.card.transform(), mode="squash", resize=None)
     convention = find_protocol("imagenet-c")
@@ -165,7 +168,6 @@ def corruption(
     assert spent is not None
     result = Corruptions(name, str(folder), tuple(levels), spent, asker.precision, tuple(notes))
     if out is not None and distributed.is_main():
-        Path(out).mkdir(parents=True, exist_ok=True)
         write_atomic(Path(out) / "result.json", (json.dumps(result.to_dict(), indent=1) + "\n").encode())
     return result
 

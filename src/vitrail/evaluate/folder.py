@@ -28,16 +28,25 @@ from vitrail.evaluate.intervals import wilson
 from vitrail.evaluate.result import Evaluation
 from vitrail.runtime.disk import write_atomic
 
-__all__ = ["write_folder"]
+__all__ = ["prepare_folder", "write_folder"]
 
 MOST_DRAWN = 2000  # classes; a larger table has less than a pixel a class
 
 
-def write_folder(result: Evaluation, folder: str | Path, source: Source | None = None) -> Path:
-    """Write every file; `source` names the images of answers.csv."""
+def prepare_folder(folder: str | Path) -> Path:
+    """Make it, before anything is measured that could not be put there."""
     where = Path(folder)
     try:
         where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"{where} cannot be written ({error.strerror or error}).", hint="choose another --out") from None
+    return where
+
+
+def write_folder(result: Evaluation, folder: str | Path, source: Source | None = None) -> Path:
+    """Write every file; `source` names the images of answers.csv."""
+    where = prepare_folder(folder)
+    try:
         for name, body in _files(result, source):
             write_atomic(where / name, body)
     except OSError as error:
