@@ -9,7 +9,9 @@
     distil     a student under a compiled teacher: images a second beside those without one
     curve      the recipe for so many minutes from scratch, its loss, its accuracy
 
-Writes DATE-DEVICE.md with every figure and the command, and curve.png and metrics.jsonl of the run.
+Writes DATE-DEVICE.md with every figure and the command; and of the real run curve.png, metrics.jsonl, run.json and
+best.safetensors (in float16). To go on with a long one in another call: --only curve --run DIR and the same keys,
+with train.stop_after_minutes=9.
 Exit 1 when a promise is broken.
 """
 
@@ -41,6 +43,7 @@ INTERRUPTED = [
     f"train.steps={STEPS}", "train.batch_size=256", "train.save_every_steps=10", "train.log_every_steps=5", "train.precision=bf16",
     "train.deterministic=true", "eval.every_steps=30", "model.options.dropout=0.1", "train.sure=true",
 ]  # fmt: skip
+LEFT = ("curve.png", "metrics.jsonl", "run.json", "best.safetensors")  # of the real run, copied to --out
 HERE = Path(__file__).parent
 
 
@@ -128,22 +131,32 @@ class Suite:
         if not self.given.data:
             self.say("no --data: no real run")
             return
-        out = self.given.out / "run"
+        out = self.given.run or self.folder / "run"
         begin = time.monotonic()
-        keys = [self.given.recipe, f"data.train={self.given.data}", f"train.max_minutes={self.given.minutes:g}", *self.given.keys]
+        keys = [
+            self.given.recipe,
+            "train.publish_dtype=float16",
+            f"data.train={self.given.data}",
+            f"train.max_minutes={self.given.minutes:g}",
+            *self.given.keys,
+        ]
         self.vitrail(out, *keys, expect=(0, 75))
+        for left in LEFT:
+            if (out / left).is_file():
+                shutil.copy(out / left, self.given.out / left)
         summary = json.loads((out / "run.json").read_text())
         self.say(f"`vitrail train {' '.join(keys)}`: {summary['step']:,} steps, {(time.monotonic() - begin) / 60:.1f} minutes in all")
         found = list(read_metrics(out / "metrics.jsonl"))
         shown = [line for line in found if "eval" in line]
         self.say("\n| step | held-out top-1, % | loss |\n| --- | --- | --- |")
-        for line in shown[:: max(1, len(shown) // 12)] + shown[-1:]:
+        every = max(1, len(shown) // 12)
+        for line in shown[(len(shown) - 1) % every :: every]:  # a dozen, the last among them
             self.say(f"| {line['step']:,} | {100 * line['eval']['top1']:.2f} | {line['eval']['loss']:.4f} |")
         rates = sorted(line["time"]["images_per_s"] for line in found if "loss" in line)
         mfu = sorted(line["time"].get("mfu", 0.0) for line in found if "loss" in line)
         self.say(f"\n{rates[len(rates) // 2]:,.0f} images/s, MFU {100 * mfu[len(mfu) // 2]:.0f} % (medians over the lines)")
-        best = summary["best"]
-        self.say(f"best {100 * best['top1']:.2f} % at step {best['step']:,}; {summary['exaflops']:.4f} exaFLOPs")
+        if best := summary["best"]:
+            self.say(f"best {100 * best['top1']:.2f} % at step {best['step']:,}; {summary['exaflops']:.4g} exaFLOPs")
 
 
 def digest(out: Path) -> dict[str, str]:
@@ -164,6 +177,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of the real run")
     parser.add_argument("--steps", type=int, default=300, help="of each round of the overhead")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--run", type=Path, default=None, help="directory of the real run, to go on with it (default: a temporary one)")
     parser.add_argument("--device", default=None)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("keys", nargs="*", help="KEY=VALUE of the recipe")
@@ -180,9 +194,6 @@ def main() -> None:
     name = re.sub(r"[^a-z0-9]+", "-", describe_device(device).lower()).strip("-")
     page = given.out / f"{datetime.date.today()}-{name}.md"
     page.write_text("\n".join(suite.lines) + "\n")
-    for left in ("curve.png", "metrics.jsonl", "run.json"):
-        if (given.out / "run" / left).is_file():
-            shutil.copy(given.out / "run" / left, given.out / left)
     print(f"\n{page}")
     sys.exit(1 if suite.broken else 0)
 
