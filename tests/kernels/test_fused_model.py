@@ -140,6 +140,29 @@ def test_low_rank_updates_go_through_the_kernels():
     assert_agree(passed(model), exact)
 
 
+def test_products_in_fp8_go_between_the_kernels():
+    from vitrail.kernels.fp8 import freeze_fp8, train_fp8
+
+    if HERE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8 products on this GPU")
+    model = tiny()
+    scales = train_fp8(model)
+    found = []
+    for choice in ("plain", "auto"):
+        fuse(model, HERE, choice, precision="fp8")
+        with scales.step():
+            found.append(passed(model))
+    assert error(found[1][0], found[0][0]) < 0.05
+    assert found[1][1].keys() == found[0][1].keys()
+    frozen = freeze_fp8(tiny()).eval()
+    answers = []
+    for choice in ("plain", "auto"):
+        fuse(frozen, HERE, choice, precision="fp8")
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=HERE.type == "cuda"):
+            answers.append(frozen(X))
+    assert error(answers[1], answers[0]) < 0.05
+
+
 def test_a_hook_on_a_part_of_a_block_gets_the_plain_path():
     model = tiny()
     exact = passed(model)

@@ -72,7 +72,7 @@ def no_attention(block: Block, config: Any) -> str | None:
         return type(attention).__name__
     if attention.relative is not None or attention.q_norm is not None:
         return "relative positions" if attention.relative is not None else "normalised q and k"
-    width = attention.qkv.in_features // attention.heads
+    width = block.norm1.normalized_shape[0] // attention.heads
     if width not in WIDTHS:
         return f"heads of width {width}"
     tokens = getattr(config, "tokens", 0)
@@ -115,6 +115,9 @@ def all_heads(block: Block, n: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]
 
 def first_heads(attention: Attention, n: Float[Tensor, "B T D"], rows: int) -> Float[Tensor, "B R D"]:
     """What the first tokens gather from all: their queries alone, everybody's keys and values."""
+    if not plain_linear(attention.qkv):
+        q, k, v = attention.project(n)
+        return F.scaled_dot_product_attention(q[:, :, :rows], k, v).transpose(1, 2).flatten(2)
     width = n.shape[2]
     weight, bias = attention.qkv.weight, attention.qkv.bias
     q = F.linear(n[:, :rows], weight[:width], None if bias is None else bias[:width])
@@ -130,7 +133,7 @@ def mlp(block: Block, n: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
     from vitrail.kernels.gelu import gelu, linear_gelu
 
     fc1, tanh = block.mlp.fc1, block.mlp.activation == "gelu_tanh"
-    ordinary = fc1.bias is not None and plain_linear(fc1) and fc1.weight.dtype == n.dtype
+    ordinary = plain_linear(fc1) and fc1.bias is not None and fc1.weight.dtype == n.dtype
     if ordinary and tanh and n.is_cuda and not torch.is_grad_enabled():
         return block.mlp.fc2(linear_gelu(n, fc1.weight, fc1.bias))
     u, bias = product(fc1, n)
