@@ -1,6 +1,7 @@
 """`vitrail bench`: what is measured is what is said, failures are rows, and peers do the same work."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -140,6 +141,20 @@ def test_the_command_prints_json_and_writes_its_page(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["model"] == "mu/16@32" and found["rows"][0]["images_per_s"] > 0
     assert page.read_text().startswith("# Speed on ")
+
+
+def test_processor_time_counts_this_process_alone_and_one_thread_only():
+    def asleep():
+        time.sleep(0.05)
+
+    assert max(passes(asleep, CPU, runs=3, clock=time.process_time)) < 0.04 < min(passes(asleep, CPU, runs=3))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(UsageError, match="one CPU thread"):
+            bench(["mu/16@32"], shared=True, **QUICK)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_timing_keeps_the_median_and_its_spread():

@@ -25,6 +25,7 @@ WORK = {"infer": ("infer",), "train": ("train",), "both": ("infer", "train")}
 @click.option("--sweep", is_flag=True, help="Find the best batch size and, on a GPU, the largest that fits (figure 12).")
 @click.option("--exact-gelu", is_flag=True, help="GELU as the peers compute it, also without peers in this run.")
 @click.option("--fast", is_flag=True, help="Also the CPU runtimes that predict --fast chooses from.")
+@click.option("--shared", is_flag=True, help="Count this process's own processor time: for a CPU others use too (with --threads 1).")
 @click.option("--device", default=None, help="cpu, cuda, mps (default: the best there is).")
 @click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads (default: as torch chooses).")
 @click.option("--seconds", "budget_s", type=click.FloatRange(0, min_open=True), default=None, help="Timed passes a case, in seconds.")

@@ -128,6 +128,7 @@ def bench(
     sweep: bool = False,
     fast: bool = False,
     exact_gelu: bool = False,
+    shared: bool = False,
     device: str | None = None,
     budget_s: float | None = None,
     runs: int = 30,
@@ -144,24 +145,28 @@ def bench(
     peers         True: all that are installed; or their names. ours=False leaves Vitrail itself out
     exact_gelu    GELU as the peers compute it, also where none is measured
     fast          also the CPU runtimes that `--fast` chooses from
+    shared        count this process's own processor time, for a CPU that others use too; one thread only
     budget_s      seconds of timed passes a case (at least three passes, at most `runs`)
     each          called with each row when it is done
     """
     begun = time.perf_counter()
     place = pick_device(device)
     check(work, modes, precisions)
+    if shared and (place.type != "cpu" or torch.get_num_threads() != 1):
+        raise UsageError("Processor time tells the truth about one CPU thread only.", hint="--shared goes with --device cpu --threads 1")
     systems = ((OURS,) if ours else ()) + chosen_peers(peers)
     if not systems:
         raise UsageError("There is nothing to measure.", hint="leave ours on, or name a peer")
     names = sizes_of(models or default_models(place), image_sizes)
     plans = [plan_for(name, place, work, batch_sizes, precisions, modes, systems, exact_gelu) for name in names]
-    machine = look(place, ("fp32", "bf16") if place.type == "cpu" else ("bf16", *(["fp8"] if has_fp8(place) else [])))
+    clock = time.process_time if shared else time.perf_counter
+    machine = look(place, ("fp32", "bf16") if place.type == "cpu" else ("bf16", *(["fp8"] if has_fp8(place) else [])), clock)
     seconds = budget_s if budget_s is not None else (1.5 if place.type == "cpu" else 3.0)
     rows: list[Row] = []
     with Progress(quiet=not progress) as line:
         for model, config, cases in plans:
             line.say(f"{model}: {len(cases)} cases") if len(plans) > 1 else None
-            stand = Stand(model, config, place, machine, seconds, runs, line)
+            stand = Stand(model, config, place, machine, seconds, runs, line, clock)
             found = stand.swept(cases) if sweep else stand.measured(cases)
             if fast and place.type == "cpu" and "infer" in work and ours:
                 found += stand.runtimes(cases)
@@ -169,9 +174,15 @@ def bench(
                 rows.append(row)
                 if each is not None:
                     each(row)
+    own = ["seconds are this process's own processor time, on one thread"] if shared else []
     versions = {name: version_of(name) for name in systems if name != OURS}
     return Bench(
-        machine, tuple(rows), versions, (*notes(systems, peers, plans, rows), *busy(rows)), time.perf_counter() - begun, str(date.today())
+        machine,
+        tuple(rows),
+        versions,
+        (*notes(systems, peers, plans, rows), *busy(rows), *own),
+        time.perf_counter() - begun,
+        str(date.today()),
     )
 
 
@@ -321,9 +332,19 @@ def busy(rows: Sequence[Row]) -> Iterable[str]:
 class Stand:
     """One model on one device: cases in, rows out."""
 
-    def __init__(self, name: str, config: Any, device: torch.device, machine: Machine, budget_s: float, runs: int, line: Progress) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: Any,
+        device: torch.device,
+        machine: Machine,
+        budget_s: float,
+        runs: int,
+        line: Progress,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.name, self.config, self.device, self.machine = name, config, device, machine
-        self.budget_s, self.runs, self.line = budget_s, runs, line
+        self.budget_s, self.runs, self.line, self.clock = budget_s, runs, line, clock
         self.flops = 2 * cost_of(config).macs
         self.weights = weights_for(config)
         self.known: dict[tuple[str, int], Any] = {}  # (work, batch) -> our logits or losses, which the others must meet
@@ -360,7 +381,7 @@ class Stand:
         spent = lambda: time.perf_counter() - begun
         while ready and (rounds == 0 or (rounds < self.runs and spent() < (budget if rounds >= 3 else 4 * budget))):
             for case, prepared in ready.items():
-                seconds[case] += passes(prepared.once, self.device, warm_up=0, runs=1, budget_s=0.0, least=1)
+                seconds[case] += passes(prepared.once, self.device, warm_up=0, runs=1, budget_s=0.0, least=1, clock=self.clock)
             rounds += 1
             self.line.show(f"{cases[0].work} {self.name} batch {cases[0].batch}: round {rounds}")
         return [failed[case] if case in failed else self.row(case, Timing.of(seconds[case]), ready[case], None) for case in cases]

@@ -7,6 +7,8 @@ peak is reached by nothing. It is measured on random numbers (zeros run faster t
 from __future__ import annotations
 
 import platform
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ class Machine:
         return f"{self.device}; torch {self.torch}, Python {self.python}, {self.system}; a large matrix product: {rates}"
 
 
-def look(device: torch.device, precisions: tuple[str, ...]) -> Machine:
+def look(device: torch.device, precisions: tuple[str, ...], clock: Callable[[], float] = time.perf_counter) -> Machine:
     """The machine that `device` belongs to, with the rate of its products in these precisions."""
     memory = torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
     name = describe_device(device) if device.type == "cuda" else f"{processor()}, {torch.get_num_threads()} threads"
@@ -51,11 +53,11 @@ def look(device: torch.device, precisions: tuple[str, ...]) -> Machine:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         memory_gib=memory,
-        products={name: product_rate(device, name) for name in precisions},
+        products={name: product_rate(device, name, clock) for name in precisions},
     )
 
 
-def product_rate(device: torch.device, precision: str) -> float:
+def product_rate(device: torch.device, precision: str, clock: Callable[[], float] = time.perf_counter) -> float:
     """TFLOP/s of a large square product of random matrices; "fp8": tensor-wise scales, fast accumulation."""
     side = SIDES.get(device.type, 2048)
     generator = torch.Generator(device).manual_seed(0) if device.type in ("cpu", "cuda") else None
@@ -66,7 +68,7 @@ def product_rate(device: torch.device, precision: str) -> float:
         once = lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
     else:
         once = lambda: a @ b
-    timing = Timing.of(passes(once, device, runs=20, budget_s=1.0))
+    timing = Timing.of(passes(once, device, runs=20, budget_s=1.0, clock=clock))
     return 2 * side**3 / timing.median / 1e12
 
 
