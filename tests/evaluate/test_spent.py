@@ -22,6 +22,12 @@ def test_shares_of_a_peak_and_energy_are_of_the_whole_time():
     assert both.mfu == pytest.approx(0.2) and "2 Wh" in str(both) and "MFU 20 %" in str(both)
 
 
+def test_an_image_seen_ten_times_is_one_image_a_second_and_ten_passes(shapes_model):
+    meter = Meter(shapes_model.config, torch.device("cpu"))
+    ten = meter.read(100, views=10)
+    assert ten.passes == 1000 and ten.rate == pytest.approx(100 / ten.seconds)
+
+
 def test_nothing_asked_has_no_rate():
     none = Spent(0, 1.0, 1, "cpu", 0.0)
     assert none.rate is None and "kept from before" in str(none)

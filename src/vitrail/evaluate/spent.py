@@ -28,11 +28,12 @@ class Spent:
     flops: float
     peak: float | None = None  # FLOP/s of one device, where it is known
     joules: float | None = None  # of the GPUs, where the driver counts it
+    views: int = 1  # passes an image
 
     def __add__(self, other: Spent) -> Spent:
         energy = None if self.joules is None or other.joules is None else self.joules + other.joules
         passes, seconds, flops = self.passes + other.passes, self.seconds + other.seconds, self.flops + other.flops
-        return Spent(passes, seconds, self.devices, self.device, flops, self.peak, energy)
+        return Spent(passes, seconds, self.devices, self.device, flops, self.peak, energy, self.views)
 
     @property
     def device_hours(self) -> float:
@@ -41,7 +42,7 @@ class Spent:
     @property
     def rate(self) -> float | None:
         """Images a second, reading and decoding included."""
-        return self.passes / self.seconds if self.passes and self.seconds else None
+        return self.passes / self.views / self.seconds if self.passes and self.seconds else None
 
     @property
     def mfu(self) -> float | None:
@@ -72,14 +73,15 @@ class Spent:
 
 
 class Meter:
-    """Runs from its making; `read(passes)` says what it cost so far."""
+    """Runs from its making; `read(images, views)` says what it cost so far."""
 
     def __init__(self, config: Any, device: torch.device) -> None:
         self.config, self.device = config, device
         self.begun, self.energy = time.monotonic(), joules(device)
 
-    def read(self, passes: int) -> Spent:
+    def read(self, images: int, views: int = 1) -> Spent:
         now, seconds = joules(self.device), time.monotonic() - self.begun
         used = now - self.energy if now is not None and self.energy is not None else None
+        passes = images * views
         flops = 1e18 * exaflops(self.config, passes, training=False)
-        return Spent(passes, seconds, distributed.world(), describe_device(self.device), flops, peak_flops(self.device), used)
+        return Spent(passes, seconds, distributed.world(), describe_device(self.device), flops, peak_flops(self.device), used, views)

@@ -78,7 +78,7 @@ class Asker:
             if distributed.is_main():
                 parts.forget(lost)  # a storage that failed may answer tomorrow
         names = tuple(source.id(int(i)) for i in lost)
-        return Survey(answers, names, meter.read(asked * self.views.count))
+        return Survey(answers, names, meter.read(asked, self.views.count))
 
     def _identity(self, source: Source, view: Preprocess, owner: np.ndarray | None, options: dict[str, Any]) -> dict[str, Any]:
         if self.folder is None:
