@@ -1,10 +1,10 @@
 """A survey asks every image once: kept, resumed, shared, and never of another model's answers."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -117,5 +117,5 @@ def test_two_ranks_share_the_images_and_agree_with_one(shapes_model, tmp_path):
     lines = {line for line in done.stdout.splitlines() if line.startswith("found")}
     assert done.stdout.count("found") == 4 and len(lines) == 1
     alone = evaluate(shapes_model, DATA, workers=0, device="cpu", bootstrap=20)
-    assert np.array(eval(lines.pop().removeprefix("found ").replace("null", "None"))[2]).tolist() == alone.counts.confusion.tolist()
+    assert json.loads(lines.pop().removeprefix("found "))[2] == alone.counts.confusion.tolist()
     assert (Path(tmp_path) / "out" / "result.json").is_file()
