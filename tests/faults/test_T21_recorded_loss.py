@@ -14,6 +14,7 @@ from vitrail.train.loop import train
 
 RECORD = Path(__file__).parents[1] / "golden" / "t21" / "losses.json"
 VIT = {"name": "mu/8", "options": {"dropout": 0.1}}
+ROUNDING = {"bit": 5e-4}  # convolutions are summed by what the processor has: 1.4e-4 was seen between two
 FAMILIES = {
     "vit": {"model": VIT},
     "vit, mean of tokens, fixed positions": {"model": {"name": "mu/8", "options": {"pool": "gap", "position": "sincos2d"}}},
@@ -46,7 +47,7 @@ def curve(out, family):
 
 @pytest.mark.parametrize("name", [name if name == "vit" else pytest.param(name, marks=pytest.mark.scorecard) for name in FAMILIES])
 def test_the_curve_is_the_recorded_one(tmp_path, name):
-    assert curve(tmp_path / "run", FAMILIES[name]) == pytest.approx(json.loads(RECORD.read_text())[name], rel=1e-4)
+    assert curve(tmp_path / "run", FAMILIES[name]) == pytest.approx(json.loads(RECORD.read_text())[name], rel=ROUNDING.get(name, 1e-4))
 
 
 if __name__ == "__main__":
