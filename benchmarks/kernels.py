@@ -5,6 +5,7 @@
 One line a kernel, shape and layout: milliseconds (median), the floor (bytes that must move over the
 bandwidth a large copy reaches here), the relative error, and what plain torch takes for the same
 (for attention: FlashAttention and cuDNN, with the copies around them; for the others: torch.compile).
+Where two runs differ in a bit, the line says so.
 The fastest layout of each kernel comes last: those belong into kernels/*.py.
 """
 
@@ -70,9 +71,18 @@ def attempt(kernel: str, model: str, layout: str, floor: float, call: Callable[[
     """Time one layout; one that does not fit this GPU is said and passed over."""
     try:
         wrong = check() if check else None
+        if not same_bits(call(), call()):
+            layout += " BITS DIFFER"
         say(kernel, model, layout, ms(call), floor, wrong)
     except Exception as problem:
         print(f"{model:5s} {kernel:30s} {layout:34s} {type(problem).__name__}: {str(problem).splitlines()[0][:80]}", flush=True)
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Whether two runs gave the same tensors to the bit; of those that give none, nothing is known."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    return first is None or all(same_bits(a, b) for a, b in zip(first, second, strict=True))
 
 
 def half(*shape: int) -> torch.Tensor:
