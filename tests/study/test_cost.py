@@ -83,9 +83,8 @@ def test_a_training_run_counts_the_joules_of_every_process_it_had(monkeypatch, t
 
     used = iter(range(0, 10_000, 7))
     monkeypatch.setattr(journal, "joules", lambda device: float(next(used)))
-    small = ["model.options.width=16", "model.options.depth=1", "model.options.heads=1", "model.options.mlp_width=16", "data.workers=0"]
-    recipe = [*small, "model.name=mu/7", "train.batch_size=16", "train.steps=2", "data.eval_split=test[:20]", "schedule.warmup_steps=0"]
-    first = train(load_recipe("fashion-quick", recipe), tmp_path, progress=False)
-    again = train(load_recipe("fashion-quick", recipe), tmp_path, progress=False)
+    recipe = load_recipe("mini:cpu", ["train.steps=2", "train.batch_size=16", "data.eval_split=test[:20]", "data.workers=0"])
+    first = train(recipe, tmp_path, progress=False)
+    again = train(recipe, tmp_path, progress=False)
     assert 0 < first.joules <= again.joules
     assert cost_of_run(tmp_path).joules == pytest.approx(again.joules, abs=7.1)
