@@ -45,7 +45,7 @@ def test_colours_have_three_bits_a_channel():
 
 
 def test_exactly_half_of_the_patches_are_corrupted(images):
-    corrupted, *_, target = masked().prepare(images, torch.zeros(6), torch.arange(6))
+    corrupted, _, foreign, target = masked().prepare(images, torch.zeros(6), torch.arange(6))
     assert corrupted.sum(1).tolist() == [6] * 6
     assert target.shape == (6, 12) and int(target.max()) < 512
     assert (foreign != torch.arange(12)).all() and (foreign >= 0).all() and (foreign < 12).all()
