@@ -1,7 +1,7 @@
 """What the compiler makes of each kernel on Hopper: registers a thread, spilled bytes, shared memory. Needs triton, no GPU.
 
     python benchmarks/kernels_compile.py            # the layouts in use, at the shapes of B/16, L/16 and H/14
-    python benchmarks/kernels_compile.py --all      # and the alternatives benchmarks/kernels.py times
+    python benchmarks/kernels_compile.py --all      # and the alternatives benchmarks/kernel_times.py times
 
 Registers decide how many programs share a multiprocessor (65,536 registers, 227 KB of shared memory);
 spilled bytes are reloaded from memory. Few of them, 64 bits wide and outside of the innermost loop,

@@ -1,6 +1,6 @@
 """Fine-tune public weights on a folder of labelled pictures (one sub-folder a class), then name new ones.
 
-    python examples/finetune_photos.py WEIGHTS FOLDER MINUTES [PICTURE …]
+python examples/finetune_photos.py WEIGHTS FOLDER MINUTES [PICTURE …]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """From nothing to a model you know: train on the built-in pictures, measure, look inside. No download, no GPU.
 
-python examples/quickstart.py [MINUTES of training, default 1.5] [FOLDER, default runs/quickstart]
+python examples/quickstart.py [MINUTES of training, default 2] [FOLDER, default runs/quickstart]
 """
 
 import sys
@@ -10,7 +10,7 @@ import vitrail
 from vitrail.config import load_recipe
 from vitrail.train.report import write_report
 
-minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 1.5
+minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
 folder = Path(sys.argv[2] if len(sys.argv) > 2 else "runs/quickstart")
 
 print(f"Training a small ViT on 10,000 pictures of clothes for {minutes:g} minutes, from scratch.", flush=True)
@@ -27,7 +27,7 @@ inside = vitrail.inspect(model, "builtin:fashion", out=folder / "inside")
 
 print(f"""
 {measured.top1.percent(1)} of {measured.images:,} pictures are named correctly (95 % interval),
-after {run.steps:,} steps, {run.images:,} pictures, {run.exaflops:.2g} exaFLOPs.
+after {run.steps:,} steps, {run.images:,} pictures.
 
 what it does     {report}
 what is inside   {folder / "inside" / "report.html"}

@@ -58,7 +58,7 @@ def test_a_crooked_stair_is_refused():
 
 
 def test_a_plan_knows_when_to_measure_and_save():
-    recipe = load_recipe("fashion-quick", ["train.epochs=2", "train.save_every_steps=50"])
+    recipe = load_recipe("fashion-quick", ["train.epochs=2", "train.batch_size=128", "eval.every_epochs=1", "train.save_every_steps=50"])
     plan = plan_run(recipe, 10_000)
     assert plan.steps == 156 and plan.eval_every == 78
     assert [plan.evaluates(n) for n in (77, 78, 156)] == [False, True, True]

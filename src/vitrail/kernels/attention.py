@@ -49,7 +49,7 @@ class Tiles:
     stages: int = 2
 
 
-# chosen by benchmarks/kernels_compile.py (registers, no spills); benchmarks/kernels.py times the alternatives
+# chosen by benchmarks/kernels_compile.py (registers, no spills); benchmarks/kernel_times.py times the alternatives
 FORWARD = Tiles(rows=64, tail=64, piece=128, warps=4)
 BACKWARD = Tiles(rows=64, tail=64, piece=64, warps=4, stages=1)
 

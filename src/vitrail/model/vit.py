@@ -224,9 +224,7 @@ class VisionTransformer(nn.Module):
             prefix = prefix + F.pad(rows, (0, 0, 0, prefix.shape[1] - rows.shape[0]))
         return prefix.to(patches_BND.dtype).expand(patches_BND.shape[0], -1, -1)
 
-    def encode(
-        self, z: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None, rows: int | None = None
-    ) -> Float[Tensor, "B T D"]:
+    def encode(self, z: Float[Tensor, "B T D"], key: Int[Tensor, "B 2"] | None = None, rows: int | None = None) -> Float[Tensor, "B T D"]:
         """All blocks, then LN over the whole sequence (row 0 of it is y of eq. 4); `rows`: see `Block.forward`."""
         if self.residual is not None and torch.is_autocast_enabled(z.device.type):
             z = z.to(self.residual)

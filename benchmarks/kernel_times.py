@@ -1,6 +1,6 @@
 """Times every fused kernel on a GPU beside its plain twin, in every layout worth trying, after checking it against float64.
 
-    python benchmarks/kernels.py [--out FILE.json] [--only attention,norm,gelu,model] [--models B/16,L/16,H/14]
+    python benchmarks/kernel_times.py [--out FILE.json] [--only attention,norm,gelu,model] [--models B/16,L/16,H/14]
 
 One line a kernel, shape and layout: milliseconds (median), the floor (bytes that must move over the
 bandwidth a large copy reaches here), the relative error, and what plain torch takes for the same
