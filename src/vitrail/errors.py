@@ -79,7 +79,7 @@ class DecodeError(DataError):
         self.detail = detail
         self.where = where
 
-    def __reduce__(self):  # survives the trip from a worker process
+    def __reduce__(self) -> tuple[object, ...]:  # survives the trip from a worker process
         return (_rebuild_decode_error, (self.reason, self.detail, self.where, self.hint))
 
 
