@@ -106,3 +106,13 @@ def test_the_fake_kernels_have_the_shapes_of_the_real_ones():
     torch.library.opcheck(torch.ops.vitrail.norm_forward, arguments, test_utils=utils)
     backward = (dn, dz, total, given["branch"], given["scale"], keep, given["weight"], mean, rstd, torch.float32, True)
     torch.library.opcheck(torch.ops.vitrail.norm_backward, backward, test_utils=utils)
+
+
+def test_tokens_that_do_not_lie_in_order_get_the_same_gradients():
+    given, _, grads = drawn((2, 5, 48), branch=False)
+    turned = given["z"].transpose(0, 1).contiguous().transpose(0, 1)
+    assert not turned.is_contiguous()
+    own = turned.clone(memory_format=torch.preserve_format).requires_grad_()
+    outs = residual_norm(own, None, None, None, None, given["weight"], given["shift"], 1e-6, torch.float32)
+    torch.autograd.backward(outs, grads)
+    assert not own.is_contiguous() and error(own.grad, fused(given, None, grads)[2]) < 1e-6

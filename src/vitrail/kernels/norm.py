@@ -188,7 +188,7 @@ def norm_backward(
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d z', the branch's gradient in dtype `apart` (empty: it is d z'), and sums (4, D): weight, shift, bias, scale."""
-    dn, dz = dn.contiguous(), dz.contiguous()
+    dn, dz, total = dn.contiguous(), dz.contiguous(), total.contiguous()  # without a branch, total is what the caller gave
     tokens, width = dn.numel() // dn.shape[-1], dn.shape[-1]
     dtotal = torch.empty_like(total)
     dbranch = torch.empty_like(total, dtype=apart) if apart is not None else total.new_empty(0)
