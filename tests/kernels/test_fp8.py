@@ -63,6 +63,16 @@ def test_a_scale_is_the_largest_power_of_two_that_fits(greatest):
     assert scale * greatest <= 448.0 < 2 * scale * greatest
 
 
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")])],
+)
+def test_scales_are_powers_of_two_on_every_device_whatever_the_magnitude(device):
+    greatest = torch.logspace(-45, 38, 2000, dtype=torch.float64).float().to(device)
+    for dtype in (E4M3, E5M2):
+        assert (torch.frexp(scale_for(greatest, dtype, spare=2.0))[0] == 0.5).all()
+
+
 def test_nothing_but_zeros_keeps_its_zeros():
     assert torch.isfinite(scale_for(torch.tensor(0.0), E4M3))
     rows, _, _, _ = quantise_plain(torch.zeros(4, 16), scale_for(torch.tensor(0.0), E4M3), E4M3, 16, False)

@@ -67,8 +67,9 @@ def measuring() -> Iterator[None]:
 
 def scale_for(greatest: Tensor, dtype: torch.dtype, spare: float = 1.0) -> Tensor:
     """The largest power of two that keeps `greatest` within the type."""
-    _, exponent = torch.frexp(torch.finfo(dtype).max / (spare * greatest.clamp_min(TINY)))
-    return torch.ldexp(torch.ones_like(greatest), exponent - 1)
+    room = (torch.finfo(dtype).max / (spare * greatest.clamp_min(TINY))).clamp_min(2.0**-126)  # also where all that overflows
+    mantissa, _ = torch.frexp(room)
+    return room / (2 * mantissa)  # exact on every device; ldexp goes through pow, which need not be
 
 
 def to_fp8(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
