@@ -104,3 +104,14 @@ def test_of_several_ranks_the_first_prints(monkeypatch, capsys):
         monkeypatch.setenv("RANK", rank)
         cli.emit({"rank": rank}, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"rank": "0"}
+
+
+def test_windows_is_refused_in_one_sentence_that_says_where_it_runs(monkeypatch, capsys):
+    import vitrail
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cli.main(["models"]) == 6
+    assert "WSL 2" in capsys.readouterr().err
+    with pytest.raises(ResourceError, match="Windows"):
+        vitrail.load_model  # noqa: B018
+    assert cli.main(["--version"]) == 0

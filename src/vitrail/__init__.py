@@ -9,6 +9,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from vitrail.errors import refuse_windows
+
 __version__ = "0.1.0"
 
 # public name -> the module that defines it
@@ -60,6 +62,8 @@ class Room(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        refuse_windows()
     if name in _ROOMS:
         return importlib.import_module(f"vitrail.{name}")
     if name in _PUBLIC:

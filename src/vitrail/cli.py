@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from vitrail.errors import VitrailError, nearest
+from vitrail.errors import VitrailError, nearest, refuse_windows
 
 # verb -> (module, one line for --help); order is the order of a user's day
 VERBS: dict[str, tuple[str, str]] = {
@@ -51,6 +51,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             ctx.fail(f"No such verb {name!r}{nearest(name, VERBS)}.")
+        refuse_windows()
         return importlib.import_module(VERBS[name][0]).command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

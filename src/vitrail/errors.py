@@ -17,6 +17,7 @@ raised for control flow, and no error of this tree leaves half-written files.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "VitrailError",
     "missing_extra",
     "nearest",
+    "refuse_windows",
 ]
 
 
@@ -119,3 +121,9 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def missing_extra(package: str, extra: str, why: str) -> ResourceError:
     """The one sentence for an optional dependency that is not installed."""
     return ResourceError(f"{why} needs the package {package!r}, which is not installed.", hint=f"pip install 'vitrail[{extra}]'")
+
+
+def refuse_windows() -> None:
+    """File locks, fork and signals of POSIX are what the promises stand on."""
+    if sys.platform == "win32":
+        raise ResourceError("Vitrail does not run on Windows itself.", hint="use WSL 2, where it runs as on Linux (docs/platforms.md)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ def pick_device(name: str | None = None) -> torch.device:
             )
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ResourceError("mps was asked for, and this torch sees no GPU of Apple's.", hint="leave the device out to run on the CPU")
     return device
 
 
@@ -93,7 +96,7 @@ def memory_in_use(device: torch.device) -> int:
     """Peak bytes so far: of the GPU's allocator, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -90,6 +90,10 @@ class Run:
 def open_run(recipe: Recipe, folder: RunDirectory, device_name: str | None, steps: int | None = None) -> Run:
     """Open everything; `steps` is the length an earlier process of this run settled on."""
     device = pick_device(device_name)
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"training does not run on {device}: losses are summed in float64.", hint="--device cpu; eval and predict take mps"
+        )
     deterministic(recipe.train.deterministic)
     precision = precision_for(recipe.train.precision, device)
     sources = open_sources(recipe.data)
