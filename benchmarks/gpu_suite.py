@@ -27,6 +27,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,13 +149,17 @@ def run(job: Job, limit_s: float, out: Path) -> dict[str, Any]:
     began = time.monotonic()
     paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    try:
-        done = subprocess.run(
-            [sys.executable, *job.command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False
-        )
-        text, said, failure = done.stdout, done.stderr, None if done.returncode == 0 else f"exit {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        text, said, failure = shown(error.stdout), shown(error.stderr), f"cut off after {limit_s:.0f} s"
+    # a group of its own: what is cut off is cut off with its children, which would go on using the GPU
+    with subprocess.Popen(
+        [sys.executable, *job.command], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as child:
+        try:
+            text, said = child.communicate(timeout=limit_s)
+            failure = None if child.returncode == 0 else f"exit {child.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            text, said = child.communicate()
+            failure = f"cut off after {limit_s:.0f} s"
     with (out / "log.txt").open("a") as log:
         log.write(f"==== {job.name} ({time.monotonic() - began:.0f} s{', ' + failure if failure else ''})\n{said[-6000:]}\n")
     result: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1)}
@@ -166,10 +171,6 @@ def run(job: Job, limit_s: float, out: Path) -> dict[str, Any]:
         result |= {"failure": failure}
     print(f"{job.name}: {brief(result)} ({result['seconds']} s)", flush=True)
     return result
-
-
-def shown(part: bytes | str | None) -> str:
-    return part.decode(errors="replace") if isinstance(part, bytes) else part or ""
 
 
 def brief(result: dict[str, Any]) -> str:
