@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,19 +84,19 @@ def jobs(given: argparse.Namespace) -> Iterator[Job]:
                     yield Job(f"profile {model} {system} {precision}", (this, "--job", "profile", model, system, precision), 240)
         else:
             for model in given.models:
-                yield from measurements(part, model)
+                yield from measurements(part, model, given.peers)
 
 
-def measurements(part: str, model: str) -> Iterator[Job]:
+def measurements(part: str, model: str, peers: Sequence[str]) -> Iterator[Job]:
     only = lambda peer: ("--peer", peer, "--only-peers")
     if part == "train":
         size = ("--work", "train", "--batch-size", str(TRAIN_BATCH[model]))
         for precision in ("bf16", "fp8"):
             modes = ("--mode", "compile", "--mode", "compile+bf16-residual")
             yield bench(f"train {model} vitrail {precision}", model, *size, "--precision", precision, *modes)
-        for peer in PEERS:
+        for peer in peers:
             yield bench(f"train {model} {peer} compile", model, *size, *only(peer), "--precision", "bf16", "--mode", "compile")
-        for peer in PEERS if model == "B/16" else PEERS[:1]:
+        for peer in peers if model == "B/16" else peers[:1]:
             again = ("--precision", "bf16", "--mode", "max-autotune")
             yield bench(f"train {model} {peer} max-autotune", model, *size, *only(peer), *again, limit_s=540)
         yield bench(f"train {model} vitrail max-autotune", model, *size, "--precision", "bf16", "--mode", "max-autotune", limit_s=540)
@@ -109,13 +109,14 @@ def measurements(part: str, model: str) -> Iterator[Job]:
         for precision in ("bf16", "fp8"):
             modes = ("--mode", "compile", "--mode", "max-autotune")
             yield bench(f"infer {model} vitrail {precision}", model, *size, "--precision", precision, *modes)
-        for peer in PEERS:
+        for peer in peers:
             yield bench(f"infer {model} {peer} compile", model, *size, *only(peer), "--precision", "bf16", "--mode", "compile")
-        yield bench(f"infer {model} timm max-autotune", model, *size, *only("timm"), "--precision", "bf16", "--mode", "max-autotune")
+        for peer in peers[:1]:
+            yield bench(f"infer {model} {peer} max-autotune", model, *size, *only(peer), "--precision", "bf16", "--mode", "max-autotune")
     elif part == "latency":
         size = ("--work", "infer", "--batch-size", "1", "--precision", "bf16")
         yield bench(f"latency {model} vitrail", model, *size, "--mode", "graph", "--mode", "compile+graph", "--mode", "max-autotune+graph")
-        for peer in PEERS[:3]:
+        for peer in (name for name in peers if name != "vit-pytorch"):
             yield bench(f"latency {model} {peer}", model, *size, *only(peer), "--mode", "reduce-overhead", "--mode", "max-autotune")
 
 
@@ -492,6 +493,13 @@ def main() -> None:
     parser.add_argument("--out", default="gpu-suite", help="folder for results.json, report.md and log.txt")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        choices=PEERS,
+        default=list(PEERS),
+        help="whom to set ours beside (L/16 and H/14: the first one alone under max-autotune)",
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing that cannot end in time")
     parser.add_argument("--before", default=None, help="results.json of an earlier call: its jobs are not run again")
     parser.add_argument("--data", default=None, help="images for the curves")

@@ -24,7 +24,15 @@ def suite():
 
 def given(suite, **changes):
     return SimpleNamespace(
-        **{"only": list(suite.PARTS), "models": list(suite.MODELS), "data": "images", "steps": 500, "curve_model": "B/16"} | changes
+        **{
+            "only": list(suite.PARTS),
+            "models": list(suite.MODELS),
+            "peers": list(suite.PEERS),
+            "data": "images",
+            "steps": 500,
+            "curve_model": "B/16",
+        }
+        | changes
     )
 
 
@@ -34,6 +42,12 @@ def test_jobs_have_names_of_their_own_and_none_takes_longer_than_nine_minutes(su
     assert len(names) == len(set(names)) > 60
     assert max(job.limit_s for job in found) <= 540
     assert not [job for job in suite.jobs(given(suite, data=None)) if job.name.startswith("curves")]
+
+
+def test_only_the_peers_that_are_asked_for_are_measured(suite):
+    of = lambda peers: [name for job in suite.jobs(given(suite, peers=peers, only=["train", "infer", "latency"])) for name in suite.PEERS
+                        if f" {name}" in job.name]  # fmt: skip
+    assert set(of(["timm"])) == {"timm"} and set(of(list(suite.PEERS))) == set(suite.PEERS) and of([]) == []
 
 
 def test_every_mode_and_option_of_a_job_is_one_that_bench_knows(suite):
