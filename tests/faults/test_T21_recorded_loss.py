@@ -45,6 +45,7 @@ def curve(out, family):
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="recorded with torch 2.13; another torch draws other first weights")
 @pytest.mark.parametrize("name", [name if name == "vit" else pytest.param(name, marks=pytest.mark.scorecard) for name in FAMILIES])
 def test_the_curve_is_the_recorded_one(tmp_path, name):
     assert curve(tmp_path / "run", FAMILIES[name]) == pytest.approx(json.loads(RECORD.read_text())[name], rel=ROUNDING.get(name, 1e-4))

@@ -31,6 +31,10 @@ def model_of(config, seed=0):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_onnx_file_agrees_at_five_sizes_and_three_batches(kind, tmp_path):
+    if kind == "bit" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        with pytest.raises(UsageError, match="free sizes"):
+            export(model_of(MODELS[kind]), tmp_path / "m.onnx")
+        pytest.skip("this torch cannot trace a ResNet with free sizes, and that was said")
     result = export(model_of(MODELS[kind]), tmp_path / "m.onnx")
     assert len(result.sizes) == 5 and len(result.batches) == 3 and result.images >= 64
     assert len(set(result.sizes)) == 5 and any(h != w for h, w in result.sizes)

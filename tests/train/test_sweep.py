@@ -36,7 +36,7 @@ def recipe(data=None, **sections):
     return from_dict({**table, **sections})
 
 
-def run(out, grid=("0.0", "0.003"), **options):
+def run(out, grid=("1.0", "0.003"), **options):
     return sweep(recipe(), out, grid={"optim.lr": grid}, dev_percent=10, device="cpu", progress=False, **options)
 
 
@@ -46,8 +46,8 @@ def of_run(path):
 
 def test_the_best_point_is_trained_on_all_images_and_measured_on_others(tmp_path):
     result = run(tmp_path, seeds=2)
-    zero, three = result.trials
-    assert result.best == three and three.value < zero.value
+    one, three = result.trials
+    assert result.best == three and three.value < one.value
     assert (three.images, result.finals[0].images) == (8, 16)
     trial, final = of_run(tmp_path / "trials/optim.lr=0.003"), of_run(tmp_path / "final/optim.lr=0.003/seed-1")
     assert trial["data"]["examples"] == 72 and trial["data"]["held_out"]["split"] == "train[90%:]"
@@ -62,7 +62,7 @@ def test_the_best_point_is_trained_on_all_images_and_measured_on_others(tmp_path
 
 def test_what_is_known_is_not_trained_again_and_a_longer_grid_adds_to_it(tmp_path):
     first = run(tmp_path, seeds=1)
-    again = run(tmp_path, grid=("0.0", "0.003", "0.01"), seeds=1)
+    again = run(tmp_path, grid=("1.0", "0.003", "0.01"), seeds=1)
     assert again.trials[:2] == first.trials and len(again.trials) == 3
     with pytest.raises(UsageError, match=r"another recipe.*\n.*train.steps"):
         sweep(recipe(train={"batch_size": 16, "steps": 5}), tmp_path, grid={"optim.lr": (0.1,)}, dev_percent=10, device="cpu")
@@ -79,8 +79,8 @@ def test_a_point_that_is_not_finite_loses_and_is_written_down(tmp_path):
 
 
 def test_a_winner_at_the_end_of_the_grid_says_that_it_was_too_short(tmp_path):
-    result = run(tmp_path, grid=("0.0", "0.0001", "0.003"), seeds=0)
-    assert any("largest of the grid" in note for note in result.notes)
+    result = run(tmp_path, grid=("1.0", "0.1", "0.003"), seeds=0)
+    assert any("smallest of the grid" in note for note in result.notes)
 
 
 def test_a_sweep_killed_anywhere_goes_on_to_the_same_end(tiny, tmp_path):

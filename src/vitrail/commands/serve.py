@@ -68,10 +68,13 @@ def command(
     weights = weights or (default_model(),)
     sock = bind(host, port)
     address = f"http://{host}:{sock.getsockname()[1]}"
-    emit({"address": address}, as_json, f"vitrail serve: listening on {address}")
-    if not is_loopback(host):
-        click.echo("vitrail serve: this address is open to the network; put a proxy with TLS in front.", err=True)
-    sys.stdout.flush()
+
+    def announce() -> None:
+        emit({"address": address}, as_json, f"vitrail serve: listening on {address}")
+        if not is_loopback(host):
+            click.echo("vitrail serve: this address is open to the network; put a proxy with TLS in front.", err=True)
+        sys.stdout.flush()
+
     arguments = [*weights]
     for field in dataclasses.fields(limits):
         value = getattr(limits, field.name)
@@ -80,4 +83,4 @@ def command(
         else:
             arguments += ["--" + field.name.replace("_", "-"), str(value)]
     arguments += (["--device", device] if device else []) + (["--threads", str(threads)] if threads else []) + ["--fast"] * fast
-    return supervise(arguments, sock, limits.grace_s)
+    return supervise(arguments, sock, limits.grace_s, announce)

@@ -191,8 +191,14 @@ def trace(predictor: Predictor, *, dynamic: bool, preprocess: bool) -> torch.exp
 
 
 def _traced(graph: nn.Module, example: Tensor, shapes: dict[int, Any]) -> torch.export.ExportedProgram:
-    with quiet(), torch.no_grad():
-        return torch.export.export(graph, (example,), dynamic_shapes=(shapes,), strict=False)
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(graph, (example,), dynamic_shapes=(shapes,), strict=False)
+    except torch._dynamo.exc.UserError as error:
+        why = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"torch {torch.__version__} cannot trace this model with free sizes ({why}).", hint="--fixed-size, or torch 2.13 and newer"
+        ) from error
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def supervise(arguments: Sequence[str], sock: socket.socket, grace_s: float) -> int:
-    """Run `vitrail serve ... --fd N` until told to stop; answers with the exit code."""
+def supervise(arguments: Sequence[str], sock: socket.socket, grace_s: float, announce: Callable[[], None] = lambda: None) -> int:
+    """Run `vitrail serve ... --fd N` until told to stop; answers with the exit code. `announce` is called once signals are heeded."""
     stopping = False
     worker: subprocess.Popen[bytes] | None = None
 
@@ -69,6 +69,7 @@ def supervise(arguments: Sequence[str], sock: socket.socket, grace_s: float) -> 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, reload)
+    announce()
     quick = 0
     number = sock.fileno()
     command = [sys.executable, "-m", "vitrail", "serve", *arguments, "--fd", str(number)]
