@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST = $(VENV)/bin/python -m pytest
 
-.PHONY: help quickstart test scorecard lint parity gpu wheel clean
+.PHONY: help quickstart test scorecard lint parity kernels gpu wheel clean
 
 help:
 	@echo "make quickstart   fine-tune a ViT on the built-in data, evaluate, write the report"
@@ -15,6 +15,7 @@ help:
 	@echo "make scorecard    the reliability scorecard with its long counts"
 	@echo "make lint         ruff and mypy"
 	@echo "make parity       agreement with timm, transformers and torchvision themselves (installs them)"
+	@echo "make kernels      the GPU kernels on a CPU, by Triton's interpreter (installs Triton)"
 	@echo "make gpu          the tests that need a CUDA device"
 	@echo "make wheel        build wheel and sdist, install them elsewhere, try them"
 
@@ -44,6 +45,10 @@ lint: $(VENV)/.dev
 parity: $(VENV)/.dev
 	$(PIP) 'timm>=1.0.20' 'transformers>=5,<6' 'torchvision>=0.25'
 	$(PYTEST) -m parity tests/parity
+
+kernels: $(VENV)/.dev
+	$(PIP) -e '.[kernels-test]'
+	$(PYTEST) -m "not gpu" tests/kernels
 
 gpu: $(VENV)/.dev
 	$(PYTEST) -m gpu -rs

@@ -30,15 +30,13 @@ from vitrail.ship.fast import Choice, candidates, choose, exact_runtime
 from vitrail.ship.predictor import Predictor
 from vitrail.ship.quantise import KEPT_FLOAT, fold_weights, to_int8
 from vitrail.ship.runtimes import OnnxRuntime
+from vitrail.study.bench_peers import with_torchvision
 
 
 def timm_model(size: int) -> Callable[[np.ndarray], object] | None:
     if importlib.util.find_spec("timm") is None:
         return None
-    declared = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    timm_model.keep = declared  # type: ignore[attr-defined]
+    with_torchvision()
     import timm
 
     return runner(timm.create_model("vit_base_patch16_224", pretrained=False, img_size=size).eval())

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import vitrail
+from vitrail.study.bench_peers import with_torchvision
 
 BOUNDS = {"build": 0.8, "load": 0.4}  # seconds on a CPU, after import
 
@@ -37,6 +38,7 @@ def cases(folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
         "load": {"vitrail": lambda: vitrail.load_model(ours)},
     }
     if importlib.util.find_spec("timm"):
+        with_torchvision()
         import timm
         from safetensors.torch import save_file
 
